@@ -1,0 +1,5 @@
+"""`python -m kstep` is the command `kstep`."""
+
+from kstep.cli import main
+
+main()

@@ -1,0 +1,1 @@
+"""Auxiliary tasks: losses that shape an encoder beside the reinforcement-learning loss."""

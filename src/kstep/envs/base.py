@@ -1,0 +1,170 @@
+"""One contract for every environment.
+
+In: actions in [-1, 1]. Out: one frame `(H, W, 3)` uint8 or one state vector `(D,)` float32 per
+decision, with the reward summed over the action's repeats. `ControlEnv` does what all environments
+share (checking and scaling actions, repeating them, deciding when to draw); a subclass knows how to
+begin an episode, simulate one step, and draw or describe the state it is in.
+
+Two promises the rest of the library builds on:
+
+- after `reset(seed=s)` an episode is a pure function of s and the actions, whatever came before;
+- drawing changes nothing, so an episode re-enacted with rendering off ends in the same state.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+from typing import Any
+
+import gymnasium
+import numpy as np
+from PIL import Image
+
+from kstep.types import Array, EnvSpec, KstepError, ObservationKind
+
+
+class ControlEnv(gymnasium.Env[Array, Array], abc.ABC):
+    """A continuous-control environment seen as single frames or as a state vector."""
+
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012  (Gymnasium reads it from the class)
+
+    def __init__(
+        self,
+        *,
+        observation: ObservationKind,
+        size: int,
+        state_dim: int,
+        action_low: Array,
+        action_high: Array,
+        action_repeat: int,
+        episode_env_steps: int | None,
+        camera: int,
+    ) -> None:
+        if observation not in ("pixels", "state"):
+            raise KstepError(f"observation must be pixels or state, not {observation!r}")
+        if action_repeat < 1:
+            raise KstepError(f"action repeat must be at least 1, not {action_repeat}")
+        if size < 1:
+            raise KstepError(f"frames must be at least 1 pixel wide, not {size}")
+        self.observation: ObservationKind = observation
+        self.size = size
+        self.camera = camera
+        self.action_repeat = action_repeat
+        self.episode_decisions = (
+            None if episode_env_steps is None else math.ceil(episode_env_steps / action_repeat)
+        )
+        self.render_mode = "rgb_array"
+        self.action_space = gymnasium.spaces.Box(-1.0, 1.0, action_low.shape, np.float32)
+        self.observation_space = (
+            gymnasium.spaces.Box(0, 255, (size, size, 3), np.uint8)
+            if observation == "pixels"
+            else gymnasium.spaces.Box(-np.inf, np.inf, (state_dim,), np.float32)
+        )
+        # middle + half * action is exact where the true bounds are -1 and 1.
+        self._low = action_low.astype(np.float64)
+        self._high = action_high.astype(np.float64)
+        self._middle = (self._high + self._low) / 2
+        self._half = (self._high - self._low) / 2
+        self._frame: Array = np.zeros(self.observation_space.shape or (), np.uint8)
+        self._rendering = True
+        self._running = False
+
+    # What a subclass knows.
+
+    @abc.abstractmethod
+    def _begin(self, seed: int | None) -> None:
+        """Start an episode; without a seed, from the environment's own generator."""
+
+    @abc.abstractmethod
+    def _simulate(self, action: Array) -> tuple[float, bool, bool]:
+        """Take one simulator step; return reward, terminated, truncated."""
+
+    @abc.abstractmethod
+    def _state(self) -> Array:
+        """Return the state as a float32 vector (D,), a new array."""
+
+    @abc.abstractmethod
+    def _draw(self, height: int, width: int, camera: int) -> Array:
+        """Return the state as an image (height, width, 3) uint8, a new array."""
+
+    # What users call.
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Array, dict[str, Any]]:
+        """Start an episode and return its first observation."""
+        # Gymnasium refuses NumPy's integers, which is what seeds drawn from a generator are.
+        seed = None if seed is None else int(seed)
+        super().reset(seed=seed)
+        self._begin(seed)
+        self._running = True
+        return self._observe(), {"env_steps": 0}
+
+    def step(self, action: Array) -> tuple[Array, float, bool, bool, dict[str, Any]]:
+        """Apply one action for `action_repeat` simulator steps, fewer where the episode ends."""
+        if not self._running:
+            raise RuntimeError("the episode is over or not begun; call reset() first")
+        scaled = self._scale(action)
+        total, env_steps = 0.0, 0
+        terminated = truncated = False
+        while env_steps < self.action_repeat and not (terminated or truncated):
+            reward, terminated, truncated = self._simulate(scaled)
+            if not math.isfinite(reward):
+                raise KstepError(f"{self} gave a reward of {reward}")
+            total += reward
+            env_steps += 1
+        self._running = not (terminated or truncated)
+        return self._observe(), total, terminated, truncated, {"env_steps": env_steps}
+
+    def render(self) -> Array:
+        """Return the current state as an image, whatever is observed."""
+        return self.film_frame(self.size, self.size)
+
+    def set_rendering(self, enabled: bool) -> None:
+        """While off, steps repeat the last frame instead of drawing; for fast re-enactment."""
+        self._rendering = enabled
+
+    def current_frame(self) -> Array:
+        """Return the observation of the current state, drawn now."""
+        if self.observation == "state":
+            return self._state()
+        self._frame = self._draw(self.size, self.size, self.camera)
+        return self._frame.copy()
+
+    def film_frame(self, height: int = 240, width: int = 240, camera: int | None = None) -> Array:
+        """Return an image (height, width, 3) of the current state, for videos."""
+        return self._draw(height, width, self.camera if camera is None else camera)
+
+    def _observe(self) -> Array:
+        if self.observation == "pixels" and not self._rendering:
+            return self._frame.copy()
+        return self.current_frame()
+
+    def _scale(self, action: Array) -> Array:
+        """Map an action from [-1, 1] to the true bounds, clipped to them."""
+        values = np.asarray(action, np.float64)
+        if values.shape != self._low.shape:
+            raise KstepError(f"{self} takes actions {self._low.shape}, got {values.shape}")
+        if not np.isfinite(values).all():
+            raise KstepError(f"{self} was given an action that is not finite: {values}")
+        return np.clip(self._middle + self._half * values, self._low, self._high)
+
+
+def spec_of(env: gymnasium.Env[Any, Any]) -> EnvSpec:
+    """Return the shapes and limits found in an environment that `make` made."""
+    inner = env.unwrapped
+    if not isinstance(inner, ControlEnv):
+        raise TypeError(f"{inner} was not made by kstep.envs.make")
+    shape = inner.observation_space.shape
+    dims = inner.action_space.shape
+    assert shape is not None
+    assert dims is not None
+    return EnvSpec(inner.observation, shape, dims[0], inner.action_repeat, inner.episode_decisions)
+
+
+def resized(image: Array, height: int, width: int) -> Array:
+    """Return an image (H, W, 3) uint8 at another size, smoothed when it shrinks."""
+    if image.shape[:2] == (height, width):
+        return image
+    return np.array(Image.fromarray(image).resize((width, height), Image.Resampling.BOX))

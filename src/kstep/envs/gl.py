@@ -1,0 +1,440 @@
+"""Headless rendering that is not the user's problem.
+
+`choose()` finds a way to draw MuJoCo scenes without a screen, tries it in a process of its own,
+and only then sets MUJOCO_GL and PYOPENGL_PLATFORM here. It must run before dm_control is first
+imported, because dm_control decides at import and cannot be asked again. What worked is kept in a
+small file, so that the next start need not test. `python -m kstep.envs.gl --check` prints one
+line and exits 0 where something draws, else 1.
+
+In order: a GPU through EGL, the system's OSMesa, the system's software EGL, the OSMesa inside the
+wheel `lavavu-osmesa` (no root needed), GLFW (first on macOS and Windows). All software renderers
+here are Mesa's llvmpipe and draw the same pixels.
+
+MUJOCO_GL set by the user is respected; KSTEP_GL names one `Backend` to use, and is also how child
+processes learn what their parent found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import glob
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kstep.envs import _probe
+from kstep.types import KstepError
+
+WHEEL = "lavavu-osmesa"
+WITH_ROOT = "apt-get install libosmesa6"
+# Its dependencies serve a viewer; only the library it carries is used here.
+WITHOUT_ROOT = "pip install --no-deps lavavu-osmesa==1.9.10"
+
+_GL = {"egl-gpu": "egl", "osmesa": "osmesa", "egl": "egl", "osmesa-wheel": "osmesa", "glfw": "glfw"}
+"""Every backend and its MUJOCO_GL, in the order they are tried on Linux."""
+
+_OFF = ("off", "disable", "disabled", "false", "0")
+_GLFW_SYNONYMS = ("on", "enable", "enabled", "true", "1", "")
+_SOFTWARE = ("llvmpipe", "softpipe", "swrast", "software rasterizer")
+_PROBE_SECONDS = 120  # A loaded machine needs seconds for the first frame; a hung driver for ever.
+_CACHED_MACHINES = 32  # A home folder may be shared by a cluster.
+_CACHE_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A way to draw that was seen to work."""
+
+    name: str
+    """egl-gpu, egl, osmesa, osmesa-wheel or glfw"""
+    gl: str
+    """The value for MUJOCO_GL."""
+    library: str
+    """The file of the OpenGL library, "" where not known."""
+    device: str
+    """What OpenGL says draws: GL_RENDERER."""
+    ms_per_frame: float
+    """84x84, a small scene with shadows, alone on the machine's terms when it was tested."""
+    note: str
+    """Where the choice came from."""
+
+
+_chosen: Backend | None = None
+_failure: KstepError | None = None
+
+
+def choose(force: str | None = None) -> Backend:
+    """Return a working backend and make this process use it; `force` names the only one to try."""
+    global _chosen, _failure
+    if force is not None and force not in _GL:
+        raise KstepError(f"unknown rendering backend {force!r}; known are {', '.join(_GL)}")
+    if _chosen is not None:
+        if not _satisfies(_chosen, force):
+            raise KstepError(
+                f"this process already renders with {_chosen.name}; start another for {force}"
+            )
+        return _chosen
+    if "dm_control._render" in sys.modules:
+        backend = _accept_loaded(force)
+    else:
+        try:
+            backend = _find(force)
+        except KstepError as error:
+            _failure = error
+            raise
+        _use(backend)
+    _chosen = backend
+    return backend
+
+
+def describe(backend: Backend) -> str:
+    """Return the one line to print about a backend."""
+    how = {
+        "egl-gpu": f"EGL on {backend.device}",
+        "egl": "EGL (software)",
+        "osmesa": "OSMesa (software)",
+        "osmesa-wheel": f"OSMesa of the {WHEEL} wheel (software)",
+        "glfw": f"GLFW on {backend.device or 'the screen'}",
+    }[backend.name]
+    return f"rendering: {how}, {backend.ms_per_frame:.0f} ms per frame"
+
+
+def forget() -> None:
+    """Drop what the file remembers; for when a remembered backend fails after all."""
+    # Where this fails nothing of ours could have been written either.
+    with contextlib.suppress(OSError):
+        _cache_file().unlink(missing_ok=True)
+
+
+# --- choosing -------------------------------------------------------------------------------------
+
+
+def _find(force: str | None) -> Backend:
+    """Return the first backend that passes its test, from the file where it was tested before."""
+    request, names, why = _request(force)
+    key = _machine_key()
+    remembered = _read_cache().get(key, {}).get(request)
+    if isinstance(remembered, dict):
+        try:
+            return Backend(**remembered)
+        except TypeError:
+            pass  # Written by another version; test again.
+
+    failures: list[str] = []
+    software_egl: Backend | None = None
+    for name in names:
+        if name == "egl" and software_egl is not None:
+            found: Backend | str = software_egl
+        else:
+            found = _test(name, why)
+        if isinstance(found, str):
+            failures.append(f"{name}: {found}")
+        elif found.name == "egl" and name == "egl-gpu" and "egl" in names:
+            # A device node is there but Mesa draws in software; OSMesa goes first then.
+            software_egl = found
+        elif not _satisfies(found, force):
+            failures.append(f"{name}: no GPU, drawn by {found.device}")
+        else:
+            _remember(key, request, found)
+            return found
+    raise KstepError(_nothing_works(request, failures))
+
+
+def _request(force: str | None) -> tuple[str, tuple[str, ...], str]:
+    """Return a name for what is asked, the backends that satisfy it, and who asks."""
+    user = os.environ.get("MUJOCO_GL")
+    inherited = os.environ.get("KSTEP_GL")
+    if force is None and inherited and (user is None or user == _GL.get(inherited)):
+        if inherited not in _GL:
+            raise KstepError(f"KSTEP_GL={inherited} names no backend; known are {', '.join(_GL)}")
+        return inherited, (inherited,), "KSTEP_GL"
+    if force is not None:
+        return force, (force,), "asked for"
+    if user is None:
+        return "auto", tuple(_candidates()), "found"
+    wanted = user.strip().lower()
+    if wanted in _OFF:
+        raise KstepError(
+            f"MUJOCO_GL={user} switches rendering off; run `unset MUJOCO_GL` to learn from pixels"
+        )
+    if wanted in _GLFW_SYNONYMS:
+        wanted = "glfw"
+    names = tuple(name for name, gl in _GL.items() if gl == wanted)
+    if not names:
+        raise KstepError(
+            f"MUJOCO_GL={user} is not something dm_control knows (egl, osmesa, glfw); "
+            "run `unset MUJOCO_GL` to have one chosen"
+        )
+    return f"MUJOCO_GL={wanted}", names, "MUJOCO_GL"
+
+
+def _candidates() -> Iterator[str]:
+    """Yield backend names in the order to try, without those that cannot be here."""
+    if sys.platform in ("darwin", "win32"):
+        yield "glfw"
+        return
+    for name in _GL:
+        if name == "egl-gpu" and not _gpu_nodes():
+            continue
+        if name == "osmesa-wheel" and wheel_library() is None:
+            continue
+        if name == "glfw" and not _has_screen():
+            continue
+        yield name
+
+
+def _test(name: str, why: str) -> Backend | str:
+    """Draw with one backend in a process of its own; return it, or what went wrong in a line."""
+    library = ""
+    if name == "osmesa-wheel":
+        wheel = wheel_library()
+        if wheel is None:
+            return f"the wheel is not installed ({WITHOUT_ROOT})"
+        library = str(wheel)
+    environment = {**os.environ, **_settings(name)}
+    if _GL[name] == "glfw":
+        environment.pop("PYOPENGL_PLATFORM", None)
+    # -P: the folder of the script holds modules named like the packages they wrap.
+    command = [sys.executable, "-P", str(Path(_probe.__file__)), library]
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=_PROBE_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return f"no frame within {_PROBE_SECONDS} s"
+    except OSError as error:
+        return str(error)
+    marked = [line for line in done.stdout.splitlines() if line.startswith(_probe.MARK)]
+    if not marked:
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        return lines[-1] if lines else f"exit code {done.returncode}"
+    return _backend(name, json.loads(marked[-1].removeprefix(_probe.MARK)), why)
+
+
+def _backend(name: str, seen: dict[str, Any], note: str) -> Backend:
+    software = any(word in seen["device"].lower() for word in _SOFTWARE)
+    if _GL[name] == "egl":
+        name = "egl" if software else "egl-gpu"
+    return Backend(
+        name, _GL[name], seen["library"], seen["device"], float(seen["ms_per_frame"]), note
+    )
+
+
+def _satisfies(backend: Backend, force: str | None) -> bool:
+    # Asking for EGL is content with a GPU behind it; asking for the GPU is not with software.
+    return force in (None, backend.name) or (force == "egl" and backend.name == "egl-gpu")
+
+
+def _settings(name: str) -> dict[str, str]:
+    """Return the environment variables of a backend."""
+    gl = _GL[name]
+    settings = {"MUJOCO_GL": gl}
+    if gl != "glfw":
+        settings["PYOPENGL_PLATFORM"] = gl
+    # dm_control draws OSMesa on a thread that is gone when the interpreter frees what is left at
+    # exit, which prints a traceback. EGL is drawn on the caller's thread; do the same here.
+    settings["DISABLE_RENDER_THREAD_OFFLOADING"] = "1"
+    return settings
+
+
+def _use(backend: Backend) -> None:
+    """Make this process, and those it starts, draw with `backend`."""
+    platform = sys.modules.get("OpenGL.platform")
+    loaded = type(getattr(platform, "PLATFORM", None)).__name__.lower() if platform else ""
+    if loaded and backend.gl != "glfw" and not loaded.startswith(backend.gl):
+        raise KstepError(
+            f"PyOpenGL was imported before kstep and is set to {loaded}, but {backend.name} is "
+            "what works here; call kstep.envs.gl.choose() before importing PyOpenGL"
+        )
+    if backend.gl == "glfw":
+        os.environ.pop("PYOPENGL_PLATFORM", None)
+    os.environ.update(_settings(backend.name), KSTEP_GL=backend.name)
+    if backend.name == "osmesa-wheel" and not loaded:
+        library = wheel_library()
+        if library is None:
+            raise KstepError(f"the wheel {WHEEL} is gone; {WITHOUT_ROOT}")
+        _probe.preload(str(library))
+
+
+def _accept_loaded(force: str | None) -> Backend:
+    """Return what dm_control, imported before us, already draws with, once it drew a frame."""
+    gl = sys.modules["dm_control._render"].BACKEND
+    if gl not in _GL.values():
+        if _failure is not None:
+            # States were wanted first, and dm_control imported without rendering for them.
+            raise _failure
+        raise KstepError(
+            "dm_control was imported with rendering off, which it cannot take back; call "
+            "kstep.envs.gl.choose() before importing dm_control, or start a new process"
+        )
+    try:
+        seen = _probe.measure()
+    except Exception as error:  # Whatever a driver does, the user needs the same sentence.
+        raise KstepError(
+            f"dm_control was imported with MUJOCO_GL={gl}, which does not draw ({error}); call "
+            "kstep.envs.gl.choose() before importing dm_control"
+        ) from error
+    name = "osmesa-wheel" if "lavavu" in seen["library"] else str(gl)
+    backend = _backend(name, seen, "dm_control was imported before")
+    if not _satisfies(backend, force):
+        raise KstepError(
+            f"dm_control was imported before and draws with {backend.name}; "
+            f"start a new process for {force}"
+        )
+    return backend
+
+
+def _nothing_works(request: str, failures: list[str]) -> str:
+    tried = "".join(f"\n  {failure}" for failure in failures) or "\n  nothing to try"
+    if request.startswith("MUJOCO_GL="):
+        return (
+            f"{request} is set but does not draw; run `unset MUJOCO_GL` to have a working one "
+            f"chosen. Tried:{tried}"
+        )
+    if request != "auto":
+        return f"the rendering backend {request} does not draw. Tried:{tried}"
+    if sys.platform != "linux":
+        return f"no way to render was found. Tried:{tried}"
+    is_root = hasattr(os, "geteuid") and os.geteuid() == 0 and shutil.which("apt-get") is not None
+    first, second = (
+        (WITH_ROOT, f"without root: {WITHOUT_ROOT}")
+        if is_root
+        else (WITHOUT_ROOT, f"with root: {WITH_ROOT}")
+    )
+    return (
+        f"nothing here can render without a screen. Fix it with\n  {first}\n({second}). "
+        f"Tried:{tried}"
+    )
+
+
+# --- what is on this machine ----------------------------------------------------------------------
+
+
+def wheel_library() -> Path | None:
+    """Return the OSMesa inside the wheel `lavavu-osmesa`, without importing the wheel."""
+    folders: list[Path] = []
+    try:
+        folders.append(Path(str(importlib.metadata.distribution(WHEEL).locate_file(""))))
+    except importlib.metadata.PackageNotFoundError:
+        spec = importlib.util.find_spec("lavavu")
+        if spec is not None and spec.origin is not None:
+            folders.append(Path(spec.origin).parent.parent)
+    for folder in folders:
+        for file in sorted((folder / "lavavu_osmesa.libs").glob("libOSMesa*.so*")):
+            return file
+    return None
+
+
+def _gpu_nodes() -> list[str]:
+    return sorted(glob.glob("/dev/dri/*") + glob.glob("/dev/nvidia[0-9]*") + glob.glob("/dev/dxg"))
+
+
+def _has_screen() -> bool:
+    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+def _machine_key() -> str:
+    """Return a digest of whatever a past test result depends on."""
+    versions = {}
+    for package in ("mujoco", "dm_control", "PyOpenGL", "glfw", WHEEL):
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = ""
+    prefixes = ("LIBGL_", "MESA_", "GALLIUM_", "LP_", "EGL_", "__EGL", "__GL", "LD_")
+    names = ("DISPLAY", "WAYLAND_DISPLAY", "MUJOCO_EGL_DEVICE_ID", "CUDA_VISIBLE_DEVICES")
+    variables = {k: v for k, v in os.environ.items() if k in names or k.startswith(prefixes)}
+    folders = [*os.environ.get("LD_LIBRARY_PATH", "").split(":"), f"{sys.prefix}/lib"]
+    folders += ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib"]
+    folders += ["/lib/*-linux-gnu", "/usr/lib/*-linux-gnu"]
+    libraries = sorted(
+        file
+        for folder in folders
+        if folder
+        for stem in ("libOSMesa", "libEGL", "libOpenGL", "libGL")
+        for file in glob.glob(f"{folder}/{stem}.so*")
+    )
+    facts = (
+        _CACHE_FORMAT,
+        socket.gethostname(),
+        sys.executable,
+        versions,
+        variables,
+        libraries,
+        _gpu_nodes(),
+        str(wheel_library()),
+    )
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
+
+
+# --- what was found before ------------------------------------------------------------------------
+
+
+def _cache_file() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(base) / "kstep" / "gl.json"
+
+
+def _read_cache() -> dict[str, dict[str, Any]]:
+    """Return machine -> request -> backend; empty where the file is missing or damaged."""
+    try:
+        content = json.loads(_cache_file().read_text())
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(content, dict):
+        return {}
+    return {key: value for key, value in content.items() if isinstance(value, dict)}
+
+
+def _remember(key: str, request: str, backend: Backend) -> None:
+    """Write a result; a cache that cannot be written only costs time."""
+    content = _read_cache()
+    machine = content.pop(key, {})
+    fields = dataclasses.asdict(backend)
+    # Under its own name too: child processes ask for what their parent found.
+    content[key] = {**machine, request: fields, backend.name: fields}
+    content = dict(list(content.items())[-_CACHED_MACHINES:])
+    file = _cache_file()
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as temporary:
+            json.dump(content, temporary, indent=1)
+        os.replace(temporary.name, file)
+    except OSError:
+        pass
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Report, in one line and the exit code, whether frames can be drawn here."""
+    parser = argparse.ArgumentParser(prog="python -m kstep.envs.gl", description=main.__doc__)
+    parser.add_argument("--check", action="store_true", help="test, print one line, exit 0 or 1")
+    parser.add_argument("--force", choices=tuple(_GL), help="test only this backend")
+    parser.add_argument("--fresh", action="store_true", help="forget earlier results first")
+    options = parser.parse_args(arguments)
+    if options.fresh:
+        forget()
+    try:
+        backend = choose(options.force)
+    except KstepError as error:
+        # The Makefile shows this beside what it does about it: one line.
+        print("rendering: none; " + " ".join(str(error).split()), file=sys.stderr)
+        return 1
+    print(describe(backend))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""The benchmark table: which tasks there are, and how often each repeats an action.
+
+A name is `<domain>_<task>` of the DeepMind Control Suite (`cartpole_swingup`), `gym:<id>` for any
+Gymnasium environment, or one of our own small ones (`toy_reach`). In: a name. Out: a `Task`, or an
+error with the nearest right names. The suite's names are written down here so that listing or
+checking them does not import MuJoCo; a test compares them with the installed suite.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+from kstep.types import KstepError
+
+PLANET: Mapping[str, int] = MappingProxyType(
+    {
+        "finger_spin": 2,
+        "cartpole_swingup": 8,
+        "reacher_easy": 4,
+        "cheetah_run": 4,
+        "walker_walk": 2,
+        "ball_in_cup_catch": 4,
+    }
+)
+"""The six tasks of the benchmark (Hafner et al., arXiv:1811.04551) and their action repeats."""
+
+SUITE: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "acrobot": ("swingup", "swingup_sparse"),
+        "ball_in_cup": ("catch",),
+        "cartpole": (
+            "balance",
+            "balance_sparse",
+            "swingup",
+            "swingup_sparse",
+            "two_poles",
+            "three_poles",
+        ),
+        "cheetah": ("run",),
+        "dog": ("stand", "walk", "trot", "run", "fetch"),
+        "finger": ("spin", "turn_easy", "turn_hard"),
+        "fish": ("upright", "swim"),
+        "hopper": ("stand", "hop"),
+        "humanoid": ("stand", "walk", "run", "run_pure_state"),
+        "humanoid_CMU": ("stand", "walk", "run"),
+        "manipulator": ("bring_ball", "bring_peg", "insert_ball", "insert_peg"),
+        "pendulum": ("swingup",),
+        "point_mass": ("easy", "hard"),
+        "quadruped": ("walk", "run", "escape", "fetch"),
+        "reacher": ("easy", "hard"),
+        "stacker": ("stack_2", "stack_4"),
+        "swimmer": ("swimmer6", "swimmer15"),
+        "walker": ("stand", "walk", "run"),
+    }
+)
+"""Domain to tasks of the DeepMind Control Suite, in its order."""
+
+EXCLUDED: Mapping[str, str] = MappingProxyType(
+    {
+        "lqr_lqr_2_1": "its actions have no bounds to map [-1, 1] onto, and no time limit ends it",
+        "lqr_lqr_6_2": "its actions have no bounds to map [-1, 1] onto, and no time limit ends it",
+    }
+)
+"""Tasks of the suite that cannot work here, and why."""
+
+TOY = ("toy_reach", "toy_glide")
+"""Our own: `reach` moves a dot directly, `glide` only pushes it. `toy` is short for `toy_reach`."""
+
+SUITE_REPEAT = 2
+"""Action repeat of suite tasks outside `PLANET`; the smallest the benchmark uses."""
+
+GYM = "gym:"
+
+
+@dataclass(frozen=True)
+class Task:
+    """What to make, and how its authors or the benchmark want it run."""
+
+    name: str
+    kind: Literal["suite", "gym", "toy"]
+    domain: str
+    """The suite's domain; empty otherwise."""
+    task: str
+    """The suite's task, the Gymnasium id, or the name of the toy."""
+    action_repeat: int
+    camera: int = 0
+
+
+def names() -> tuple[str, ...]:
+    """Return every name `parse` knows apart from `gym:` ones, the benchmark first."""
+    suite = [f"{domain}_{task}" for domain, tasks in SUITE.items() for task in tasks]
+    return (*PLANET, *(name for name in suite if name not in PLANET), *TOY)
+
+
+def parse(name: str) -> Task:
+    """Return the task of that name."""
+    if name.startswith(GYM):
+        gym_id = name.removeprefix(GYM)
+        if not gym_id:
+            raise KstepError("`gym:` needs the id of an environment, such as gym:Pendulum-v1")
+        return Task(name, "gym", "", gym_id, action_repeat=1)
+    if name == "toy":
+        name = TOY[0]
+    if name in TOY:
+        return Task(name, "toy", "", name, action_repeat=1)
+    # Domains and tasks both contain underscores, so every cut is tried.
+    for domain, tasks in SUITE.items():
+        task = name.removeprefix(f"{domain}_")
+        if task != name and task in tasks:
+            # Camera 2 follows the quadruped; the code released for DrQ and its kin uses it too.
+            camera = 2 if domain == "quadruped" else 0
+            return Task(name, "suite", domain, task, PLANET.get(name, SUITE_REPEAT), camera)
+    if name in EXCLUDED:
+        raise KstepError(f"task {name!r} cannot be used: {EXCLUDED[name]}")
+    raise KstepError(f"unknown task {name!r}; {_suggestion(name)}")
+
+
+def _suggestion(name: str) -> str:
+    spelled = {known.lower(): known for known in (*names(), "toy")}
+    wanted = name.strip().lower().replace("-", "_").replace("/", "_").replace(" ", "_")
+    near = difflib.get_close_matches(wanted, spelled, n=3, cutoff=0.6)
+    if near:
+        return "did you mean " + " or ".join(spelled[match] for match in near) + "?"
+    return f"the benchmark's are {', '.join(PLANET)}; any Gymnasium environment is gym:<id>"

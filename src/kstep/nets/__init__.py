@@ -1,0 +1,1 @@
+"""Networks: the convolutional encoder, the policy, the critics, and how they start and average."""

@@ -1,0 +1,39 @@
+"""How weights start. The paper does not say; its code used two schemes (docs/decisions/D03)."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, TypeAlias
+
+from torch import nn
+
+Init: TypeAlias = Literal["default", "orthogonal", "delta_orthogonal"]
+"""`default`: PyTorch's own. `orthogonal`: linear layers with gain 1, convolutions on the flattened
+kernel with gain sqrt(2). `delta_orthogonal`: convolutions start as an orthogonal matrix at the
+kernel's centre tap and zero elsewhere (Xiao et al. 2018), linear layers as before."""
+
+
+def initialize(module: nn.Module, scheme: Init) -> None:
+    """Re-initialize every linear and convolutional layer inside `module`, biases to zero."""
+    if scheme == "default":
+        return
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear):
+            nn.init.orthogonal_(layer.weight)
+        elif isinstance(layer, nn.Conv2d | nn.ConvTranspose2d):
+            if scheme == "delta_orthogonal":
+                _delta_orthogonal_(layer)
+            else:
+                nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))
+        else:
+            continue
+        if layer.bias is not None:
+            nn.init.zeros_(layer.bias)
+
+
+def _delta_orthogonal_(layer: nn.Conv2d | nn.ConvTranspose2d) -> None:
+    height, width = layer.weight.shape[2:]
+    nn.init.zeros_(layer.weight)
+    centre = layer.weight.data[:, :, height // 2, width // 2]
+    # ReLU halves the second moment, hence the gain sqrt(2).
+    nn.init.orthogonal_(centre, gain=math.sqrt(2))

@@ -1,0 +1,117 @@
+"""Who steps which parameters: one small table.
+
+The KSL paper's point is that the same encoder is stepped by two optimizers with separate moments.
+That makes ownership worth stating and checking: a parameter under two names is refused unless the
+method declares it shared, and `minimize` computes gradients for the group's own parameters only,
+so no loss can leak into what it does not own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Group:
+    """What one optimizer steps, by name, and how fast."""
+
+    modules: Mapping[str, nn.Module | nn.Parameter]
+    learning_rate: float
+    betas: tuple[float, float] = (0.9, 0.999)
+    learning_rates: Mapping[str, float] = field(default_factory=dict)
+    """Exceptions to `learning_rate`, by the names in `modules`."""
+
+    def rate(self, name: str) -> float:
+        return self.learning_rates.get(name, self.learning_rate)
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        for name, module in self.modules.items():
+            if isinstance(module, nn.Parameter):
+                yield name, module
+            else:
+                for inner, parameter in module.named_parameters():
+                    yield f"{name}.{inner}", parameter
+
+
+class Optimizers:
+    """Named Adam optimizers over declared parameters."""
+
+    def __init__(self, groups: Mapping[str, Group], shared: frozenset[str] = frozenset()) -> None:
+        """`shared` names the modules that may appear in several groups."""
+        self.groups = dict(groups)
+        self._refuse_undeclared_sharing(shared)
+        self.parameters = {
+            name: [parameter for _, parameter in group.named_parameters()]
+            for name, group in self.groups.items()
+        }
+        self._adams = {name: _adam(group) for name, group in self.groups.items()}
+
+    def minimize(self, name: str, loss: Tensor, retain_graph: bool = False) -> None:
+        """Take one step of the optimizer `name` on `loss`; nothing else moves.
+
+        Raises if the loss does not depend on a parameter the group claims to own.
+        """
+        parameters = self.parameters[name]
+        gradients = torch.autograd.grad(loss, parameters, retain_graph=retain_graph)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        self._adams[name].step()
+        for parameter in parameters:
+            parameter.grad = None
+
+    def owners(self) -> dict[str, list[str]]:
+        """Module name -> the optimizers that step it."""
+        owners: dict[str, list[str]] = {}
+        for name, group in self.groups.items():
+            for module in group.modules:
+                owners.setdefault(module, []).append(name)
+        return owners
+
+    def state(self) -> dict[str, Tensor]:
+        """Return every moment and step count by `optimizer/parameter/quantity`."""
+        tensors: dict[str, Tensor] = {}
+        for name, group in self.groups.items():
+            state = self._adams[name].state
+            for key, parameter in group.named_parameters():
+                for quantity, value in state[parameter].items():
+                    tensors[f"{name}/{key}/{quantity}"] = value
+        return tensors
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        for name, group in self.groups.items():
+            state: Any = self._adams[name].state
+            for key, parameter in group.named_parameters():
+                prefix = f"{name}/{key}/"
+                state[parameter] = {
+                    path.removeprefix(prefix): value.clone()
+                    for path, value in tensors.items()
+                    if path.startswith(prefix)
+                }
+
+    def _refuse_undeclared_sharing(self, shared: frozenset[str]) -> None:
+        seen: dict[int, str] = {}
+        for name, group in self.groups.items():
+            for key, parameter in group.named_parameters():
+                place = f"{name}: {key}"
+                if id(parameter) in seen and key.split(".")[0] not in shared:
+                    raise ValueError(
+                        f"{place} is also stepped as {seen[id(parameter)]}; declare it shared"
+                    )
+                seen[id(parameter)] = place
+
+
+def _adam(group: Group) -> torch.optim.Adam:
+    by_rate: list[dict[str, Any]] = [
+        {
+            "params": [module] if isinstance(module, nn.Parameter) else list(module.parameters()),
+            "lr": group.rate(name),
+        }
+        for name, module in group.modules.items()
+    ]
+    by_rate = [entry for entry in by_rate if entry["params"]]
+    return torch.optim.Adam(by_rate, lr=group.learning_rate, betas=group.betas, fused=True)

@@ -1,0 +1,28 @@
+"""Opening a finished or running run to look at what its policy does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from kstep import checkpoint, envs, system
+from kstep.agent import Agent
+from kstep.envs import ControlEnv
+from kstep.rng import Streams
+from kstep.run import Run
+from kstep.types import Counts
+
+
+@contextmanager
+def opened(folder: Path, device: str = "cpu") -> Iterator[tuple[Agent, ControlEnv, Counts]]:
+    """Yield the run's agent with its newest weights, a fresh environment, and how far it is."""
+    run = Run.open(folder)
+    env = envs.make(run.experiment.env, run.experiment.seed)
+    try:
+        streams = Streams(run.experiment.seed, system.device(device))
+        agent = Agent(run.experiment.method, envs.spec_of(env), streams, device)
+        counts = checkpoint.load_weights(run, agent)
+        yield agent, env, counts
+    finally:
+        env.close()

@@ -1,0 +1,378 @@
+"""What the agent has lived through: a ring of single frames that hands out random batches.
+
+In: one frame per decision with its action, reward and end flags. Out: `Transitions` and
+`Sequences` of raw frames, neither augmented nor scaled. Every frame is stored once and stacks are
+put together when sampled; storing both stacks of every transition would take six times the memory
+at a stack of three.
+
+Frames carry a global number g = 0, 1, 2, ... and lie in slot g % slots. An episode of n
+transitions is n + 1 consecutive frames; slot g also holds the frame's place t within its episode
+and the action, reward and bootstrap of the transition g -> g + 1 (unused at an episode's last
+frame).
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+import psutil
+
+from kstep.types import Array, EnvSpec, KstepError, Sequences, Transitions
+
+Storage: TypeAlias = Literal["memory", "disk"]
+Rule: TypeAlias = Literal["any", "released"]
+
+ASSUMED_EPISODE_DECISIONS = 50
+"""Taken where an environment has no time limit. Shorter episodes than this need more frames per
+decision, and the replay then holds fewer decisions."""
+
+USABLE_PART = 0.9
+"""Of the memory or disk space that is free; the rest is left to networks and batches."""
+
+LARGEST_REWARD = float(np.finfo(np.float32).max)
+FRAMES_FILE = "replay_frames.bin"
+
+
+class ReplayUnderfilled(KstepError):  # noqa: N818 - says what is the matter
+    """Nothing that was asked for can be sampled yet."""
+
+
+@dataclass(frozen=True)
+class ReplayConfig:
+    """How much to remember, and where."""
+
+    capacity: int = 100_000
+    """Decisions; the newest are kept."""
+    stack: int = 3
+    """Frames per observation; 1 for state vectors."""
+    storage: Storage = "memory"
+
+    def __post_init__(self) -> None:
+        if self.capacity < 1:
+            raise KstepError(f"replay.capacity = {self.capacity}: need at least 1")
+        if self.stack < 1:
+            raise KstepError(f"replay.stack = {self.stack}: need at least 1")
+        if self.storage not in get_args(Storage):
+            allowed = ", ".join(get_args(Storage))
+            raise KstepError(f"replay.storage = {self.storage!r}: allowed are {allowed}")
+
+
+class Replay:
+    """A ring of frames. Its size is fixed when it is made; pages are touched as they fill."""
+
+    def __init__(self, config: ReplayConfig, spec: EnvSpec, folder: Path | None = None) -> None:
+        self.config = config
+        self.spec = spec
+        self.slots = _slots(config, spec)
+        self._frames = self._allocate_frames(folder)
+        self._t = np.zeros(self.slots, np.int32)
+        self._action = np.zeros((self.slots, spec.action_dim), np.float32)
+        self._reward = np.zeros(self.slots, np.float32)
+        self._bootstrap = np.zeros(self.slots, np.float32)
+        # First frame of episode e, in entry e % slots: enough, as an episode has a frame or more.
+        self._first = np.zeros(self.slots, np.int64)
+        self._back = np.arange(config.stack - 1, -1, -1)
+
+        self._total = 0  # frames ever written
+        self._episodes = 0  # episodes ever begun
+        self._running = False  # whether the newest episode can still grow
+        self._oldest = 0  # no start before this frame is sampleable
+        self._oldest_episode = 0  # the episode that frame belongs to
+        self._held = 0  # sampleable transitions
+
+    @staticmethod
+    def bytes_needed(config: ReplayConfig, spec: EnvSpec) -> int:
+        """Return the bytes a full replay takes."""
+        frame = math.prod(spec.frame_shape) * spec.frame_dtype.itemsize
+        # t, reward, bootstrap and action at 4 bytes, the episode's first frame at 8.
+        return _slots(config, spec) * (frame + 4 * (3 + spec.action_dim) + 8)
+
+    def describe(self) -> str:
+        """Return one line for the log."""
+        size = _human(self.bytes_needed(self.config, self.spec))
+        place = "in memory" if self.config.storage == "memory" else "on disk"
+        return f"replay: {self.config.capacity:,} decisions, {size} {place}"
+
+    def __len__(self) -> int:
+        """Return how many transitions can be sampled."""
+        return self._held
+
+    def begin(self, frame: Array) -> None:
+        """Store the first frame of an episode; an episode still running ends here."""
+        self._check_frame(frame)
+        self._write_frame(frame, t=0)
+        self._first[self._episodes % self.slots] = self._total - 1
+        self._episodes += 1
+        self._running = True
+
+    def add(
+        self, action: Array, reward: float, terminated: bool, truncated: bool, next_frame: Array
+    ) -> None:
+        """Store one decision of the running episode and the frame it led to."""
+        if not self._running:
+            raise ValueError("no episode is running: call begin(frame) before add(...)")
+        action = np.asarray(action)
+        if action.shape != (self.spec.action_dim,):
+            raise ValueError(f"need an action of ({self.spec.action_dim},), got {action.shape}")
+        if not np.isfinite(action).all():
+            raise KstepError(f"the action is not finite: {action}")
+        if not abs(reward) <= LARGEST_REWARD:  # so that NaN fails too
+            raise KstepError(f"the reward is not finite in single precision: {reward}")
+        self._check_frame(next_frame)
+
+        slot = (self._total - 1) % self.slots
+        self._action[slot] = action
+        self._reward[slot] = reward
+        self._bootstrap[slot] = 0.0 if terminated else 1.0
+        self._write_frame(next_frame, int(self._t[slot]) + 1)
+        self._held += 1
+        while self._held > self.config.capacity:
+            self._forget_oldest()
+        self._running = not (terminated or truncated)
+
+    def transitions(self, n: int, rng: np.random.Generator) -> Transitions:
+        """Draw n transitions uniformly, with replacement."""
+        start = self._starts(n, 1, rng, "any")
+        slot = start % self.slots
+        return Transitions(
+            observation=self._stacks(start),
+            action=self._action[slot],
+            reward=self._reward[slot],
+            next_observation=self._stacks(start + 1),
+            bootstrap=self._bootstrap[slot],
+        )
+
+    def sequences(self, n: int, k: int, rng: np.random.Generator, rule: Rule = "any") -> Sequences:
+        """Draw n stretches of k decisions, with replacement, none across an episode's end.
+
+        Rule "any": uniform over all starts, those in the running episode included.
+        Rule "released": what KSL's released code does (the paper lets a stretch start anywhere):
+        an episode is drawn first, then a start in it; the running episode is left out, and so are
+        the last two starts of each episode. An episode that is partly forgotten still counts as
+        one, with the starts it has left.
+        """
+        if k < 1:
+            raise ValueError(f"a sequence needs k of at least 1, got {k}")
+        if rule not in get_args(Rule):
+            allowed = ", ".join(get_args(Rule))
+            raise KstepError(f"sequence rule {rule!r}: allowed are {allowed}")
+        start = self._starts(n, k, rng, rule)
+        frames = start[:, None] + np.arange(k + 1)
+        slots = frames[:, :-1] % self.slots
+        return Sequences(
+            observation=self._stacks(frames),
+            action=self._action[slots],
+            reward=self._reward[slots],
+        )
+
+    @property
+    def total(self) -> int:
+        """Frames ever written."""
+        return self._total
+
+    @property
+    def oldest_frame(self) -> int:
+        """The first frame that is still in the ring."""
+        return max(0, self._total - self.slots)
+
+    def newest_stack(self) -> Array:
+        """Return the observation the agent is looking at now, (S, *frame_shape)."""
+        return self._stacks(np.array([self._total - 1]))[0]
+
+    def export(self, since: int) -> dict[str, Array]:
+        """Return copies of everything stored about the frames from `since` on.
+
+        The newest frame has no action yet, so the next export should begin with it again. Parts
+        exported one after the other are what `restore` takes, so that a save costs only what is new.
+        """
+        frames = np.arange(max(since, self.oldest_frame), self._total)
+        slots = frames % self.slots
+        arrays = {name: array[slots] for name, array in self._arrays().items()}
+        return {"start": frames[:1], **arrays}
+
+    def counters(self) -> dict[str, Any]:
+        """Return the bookkeeping that goes with the exported frames, as plain numbers."""
+        live = np.arange(self._oldest_episode, self._episodes)
+        counters = {name: getattr(self, f"_{name}") for name in _COUNTERS}
+        first = self._first[live % self.slots].tolist()
+        return {"slots": self.slots, "first": first, **counters}
+
+    def restore(self, parts: Iterable[dict[str, Array]], counters: dict[str, Any]) -> None:
+        """Continue exactly where `counters` was taken; the replay must have the same size."""
+        missing = {"slots", "first", *_COUNTERS} - set(counters)
+        if missing:
+            raise KstepError(f"the saved replay lacks {', '.join(sorted(missing))}")
+        if counters["slots"] != self.slots:
+            raise KstepError(
+                f"the saved replay has {counters['slots']:,} slots, this one {self.slots:,}. "
+                "Continue with the replay.capacity, replay.stack and environment of the saved run"
+            )
+        covered = None
+        for part in parts:
+            covered = self._restore_part(part, covered)
+        alive = max(0, counters["total"] - self.slots)
+        if covered is None or covered[1] != counters["total"] or covered[0] > alive:
+            raise KstepError(
+                f"the saved replay has frames {covered}, needed are {alive} to {counters['total']}"
+            )
+        for name in _COUNTERS:
+            setattr(self, f"_{name}", counters[name])
+        live = np.arange(self._oldest_episode, self._episodes)
+        self._first[live % self.slots] = counters["first"]
+
+    def _restore_part(
+        self, part: dict[str, Array], covered: tuple[int, int] | None
+    ) -> tuple[int, int]:
+        """Write one exported part and return the frames (first, one past the last) held so far."""
+        own = self._arrays()
+        missing = {"start", *own} - set(part)
+        if missing:
+            raise KstepError(f"the saved replay lacks {', '.join(sorted(missing))}")
+        start = int(part["start"][0])
+        frames = np.arange(start, start + len(part["t"]))
+        if covered is not None and not covered[0] <= start <= covered[1]:
+            raise KstepError(f"the saved replay has a gap between frames {covered[1]} and {start}")
+        for name, array in own.items():
+            saved, expected = part[name], (len(frames), *array.shape[1:])
+            if saved.shape != expected or saved.dtype != array.dtype:
+                raise KstepError(
+                    f"the saved replay does not fit: {name} is {saved.shape} {saved.dtype}, "
+                    f"needed is {expected} {array.dtype}"
+                )
+            array[frames % self.slots] = saved
+        return (start if covered is None else covered[0], start + len(frames))
+
+    def _arrays(self) -> dict[str, Array]:
+        return {
+            "frames": self._frames,
+            "t": self._t,
+            "action": self._action,
+            "reward": self._reward,
+            "bootstrap": self._bootstrap,
+        }
+
+    def _allocate_frames(self, folder: Path | None) -> Array:
+        shape = (self.slots, *self.spec.frame_shape)
+        needed = self.bytes_needed(self.config, self.spec)
+        if self.config.storage == "memory":
+            available = int(psutil.virtual_memory().available)
+            _check_room(needed, available, "memory", "or replay.storage=disk")
+            return np.zeros(shape, self.spec.frame_dtype)
+
+        if folder is None:
+            raise KstepError("replay.storage=disk needs a folder to put its frames in")
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / FRAMES_FILE
+        available = shutil.disk_usage(folder).free
+        if path.exists():  # replaced below, so its space counts as free
+            available += path.stat().st_size
+        _check_room(needed, available, f"disk space in {folder}", "or another folder")
+        # As a plain array, so that batches taken from it are plain arrays too.
+        return np.asarray(np.memmap(path, self.spec.frame_dtype, mode="w+", shape=shape))
+
+    def _check_frame(self, frame: Array) -> None:
+        shape, dtype = self.spec.frame_shape, self.spec.frame_dtype
+        if frame.shape != shape or frame.dtype != dtype:
+            raise ValueError(f"need a frame {shape} {dtype}, got {frame.shape} {frame.dtype}")
+        if dtype.kind == "f" and not np.isfinite(frame).all():
+            raise KstepError(f"the observation is not finite: {frame}")
+
+    def _write_frame(self, frame: Array, t: int) -> None:
+        # Forget first: the frame to be overwritten may be the oldest start's, and its t is needed.
+        while self._oldest_needed() <= self._total - self.slots:
+            self._forget_oldest()
+        slot = self._total % self.slots
+        self._frames[slot] = frame
+        self._t[slot] = t
+        self._total += 1
+
+    def _oldest_needed(self) -> int:
+        """Return the first frame of the oldest start's stack."""
+        t = int(self._t[self._oldest % self.slots])
+        return self._oldest - min(t, self.config.stack - 1)
+
+    def _forget_oldest(self) -> None:
+        """Move past the oldest frame, which is a start unless it is its episode's last."""
+        self._oldest += 1
+        if self._t[self._oldest % self.slots] == 0:
+            self._oldest_episode += 1
+        else:
+            self._held -= 1
+
+    def _starts(self, n: int, k: int, rng: np.random.Generator, rule: Rule) -> Array:
+        """Draw the first frames (n,) of stretches of k decisions."""
+        # Per episode the starts are one range of frames, low .. low + count - 1. There are far
+        # fewer episodes than frames, so this is quick enough to be done anew for every draw.
+        episodes = np.arange(self._oldest_episode, self._episodes)
+        first = self._first[episodes % self.slots]
+        end = np.append(first[1:], self._total)  # one past the last frame
+        low = np.maximum(first, self._oldest)
+        count = end - k - low
+        if rule == "released":
+            count -= 2
+            if self._running:
+                count[-1] = 0
+        count = np.maximum(count, 0)
+        upto = np.cumsum(count)
+        if not len(count) or upto[-1] == 0:
+            what = "transitions" if k == 1 else f"sequences of {k} decisions"
+            where = " in completed episodes" if rule == "released" else ""
+            raise ReplayUnderfilled(
+                f"asked for {n} {what}{where}, replay holds none ({len(self)} transitions in all)"
+            )
+        if rule == "released":
+            eligible = np.flatnonzero(count)
+            episode = eligible[rng.integers(len(eligible), size=n)]
+            within = rng.integers(count[episode])
+        else:
+            draw = rng.integers(upto[-1], size=n)
+            episode = np.searchsorted(upto, draw, side="right")
+            within = draw - (upto[episode] - count[episode])
+        starts: Array = low[episode] + within
+        return starts
+
+    def _stacks(self, frames: Array) -> Array:
+        """Return the stacks that end at these frames (...): (..., S, *frame_shape)."""
+        # An episode's first frame stands in for those before it.
+        back = np.minimum(self._t[frames % self.slots][..., None], self._back)
+        slots = (frames[..., None] - back) % self.slots
+        stacks: Array = self._frames.take(slots, axis=0)
+        return stacks
+
+
+_COUNTERS = ("total", "episodes", "running", "oldest", "oldest_episode", "held")
+
+
+def _slots(config: ReplayConfig, spec: EnvSpec) -> int:
+    """Return the frames to keep for the newest `capacity` decisions to be sampleable.
+
+    With episodes of L decisions, the newest C decisions touch at most ceil((C - 1) / L) + 1
+    episodes, each with one frame more than decisions; or exactly ceil(C / L), followed by the lone
+    first frame of a new episode. Both are at most C + ceil(C / L) + 1 frames. The oldest stack
+    needs S - 1 frames before that.
+    """
+    length = spec.episode_decisions or ASSUMED_EPISODE_DECISIONS
+    return config.capacity + math.ceil(config.capacity / length) + config.stack
+
+
+def _check_room(needed: int, available: int, of_what: str, otherwise: str) -> None:
+    if needed > USABLE_PART * available:
+        raise KstepError(
+            f"the replay needs {_human(needed)}, but {_human(available)} of {of_what} are "
+            f"available, of which it takes at most {USABLE_PART:.0%}. "
+            f"Set a smaller replay.capacity, {otherwise}"
+        )
+
+
+def _human(size: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.2f} {unit}"
+        size /= 1000
+    return f"{size:.2f} GB"

@@ -1,0 +1,1 @@
+"""Reinforcement-learning cores: latents to losses for acting and valuing."""

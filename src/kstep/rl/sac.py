@@ -1,0 +1,139 @@
+"""Soft Actor-Critic on latents (Haarnoja et al. 2018, arXiv:1812.05905).
+
+In: an encoder, its slow copy and a batch of transitions. Out: losses. The encoder is an argument,
+never an attribute: whoever composes the agent decides who else shapes it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from kstep.nets.actor import Actor
+from kstep.nets.critic import TwinCritic
+from kstep.nets.ema import slow_copy
+from kstep.nets.encoder import Encoder, LatentHead
+from kstep.nets.init import Init, initialize
+from kstep.nets.squashed import SquashedGaussian
+from kstep.types import Metrics, TransitionBatch
+
+
+@dataclass(frozen=True)
+class SACConfig:
+    """SAC as the KSL paper configures it (its table of hyperparameters)."""
+
+    hidden: int = 1024
+    log_std_bounds: tuple[float, float] = (-10.0, 2.0)
+    initial_temperature: float = 0.1
+    discount: float = 0.99
+    """Per decision."""
+    critic_views: int = 1
+    """Augmented views of each transition in the critic's loss; 2 is DrQ's [K=2, M=2] (D01)."""
+    actor_encoder: Literal["share_all", "share_convolutions"] = "share_all"
+    """What the actor takes from the critic's encoder: the latent, or only the convolutions (D12)."""
+    init: Init = "delta_orthogonal"
+
+
+class SAC(nn.Module):
+    """Actor, twin critic, slow critic and temperature."""
+
+    def __init__(
+        self, config: SACConfig, encoder: Encoder, action_dim: int, *, latent_tanh: bool
+    ) -> None:
+        """`encoder` is only looked at for its sizes."""
+        super().__init__()
+        self.config = config
+        self.target_entropy = -float(action_dim)
+        own_head = config.actor_encoder == "share_convolutions"
+        self.actor = Actor(
+            encoder.latent_dim,
+            action_dim,
+            config.hidden,
+            config.log_std_bounds,
+            LatentHead(encoder.feature_dim, encoder.latent_dim, latent_tanh) if own_head else None,
+        )
+        self.critic = TwinCritic(encoder.latent_dim, action_dim, config.hidden)
+        initialize(self, config.init)
+        self.slow_critic = slow_copy(self.critic)
+        self.log_temperature = nn.Parameter(torch.tensor(math.log(config.initial_temperature)))
+
+    @property
+    def temperature(self) -> Tensor:
+        return self.log_temperature.exp()
+
+    def policy(self, encoder: Encoder, features: Tensor) -> SquashedGaussian:
+        """Return the policy at `features` (B, F); no gradient reaches the encoder.
+
+        Policy gradients degrade the encoder (arXiv:1910.01741).
+        """
+        if self.actor.head is not None:
+            return self.actor(features.detach())  # type: ignore[no-any-return]
+        return self.actor(encoder.latent(features).detach())  # type: ignore[no-any-return]
+
+    @torch.no_grad()
+    def value_target(
+        self,
+        encoder: Encoder,
+        slow_encoder: Encoder,
+        batch: TransitionBatch,
+        generator: torch.Generator,
+    ) -> Tensor:
+        """y = r + bootstrap * discount * (min Q'(s', a') - temperature * log pi(a'|s')), (B,)."""
+        policy = self.policy(encoder, encoder.features(batch.next_observation))
+        action, log_prob = policy.sample(generator)
+        slow_latent = slow_encoder(batch.next_observation)
+        next_value = torch.minimum(*self.slow_critic(slow_latent, action))
+        next_value = next_value - self.temperature * log_prob
+        return batch.reward + batch.bootstrap * self.config.discount * next_value
+
+    def critic_loss(
+        self,
+        encoder: Encoder,
+        slow_encoder: Encoder,
+        batch: TransitionBatch,
+        generator: torch.Generator,
+    ) -> tuple[Tensor, Metrics]:
+        """Squared Bellman error of both critics, summed over critics and over views.
+
+        With several views the batch holds them one after the other, each of the same transitions;
+        each view samples its own next action, and all regress onto the mean of their targets.
+        """
+        views = self.config.critic_views
+        target = self.value_target(encoder, slow_encoder, batch, generator)
+        target = target.view(views, -1).mean(0).repeat(views)
+        q1, q2 = self.critic(encoder(batch.observation), batch.action)
+        errors = (q1 - target).square() + (q2 - target).square()
+        loss = errors.view(views, -1).mean(1).sum()
+        return loss, {
+            "critic/loss": loss.detach(),
+            "critic/q": q1.detach().mean(),
+            "critic/target": target.mean(),
+        }
+
+    def actor_loss(
+        self, encoder: Encoder, observation: Tensor, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor, Metrics]:
+        """Return the losses of actor and temperature, from one action sample."""
+        with torch.no_grad():
+            features = encoder.features(observation)
+            latent = encoder.latent(features)
+        if self.actor.head is None:
+            policy: SquashedGaussian = self.actor(latent)
+        else:
+            policy = self.actor(features)
+        action, log_prob = policy.sample(generator)
+        value = torch.minimum(*self.critic(latent, action))
+        loss = (self.temperature.detach() * log_prob - value).mean()
+        # The gradient reaches log_temperature through exp, as in all code of this family.
+        excess_entropy = (-log_prob - self.target_entropy).detach()
+        temperature_loss = (self.temperature * excess_entropy).mean()
+        return loss, temperature_loss, {
+            "actor/loss": loss.detach(),
+            "actor/entropy": -log_prob.detach().mean(),
+            "temperature/value": self.temperature.detach(),
+            "temperature/loss": temperature_loss.detach(),
+        }

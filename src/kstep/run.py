@@ -1,0 +1,107 @@
+"""A run folder: where one experiment keeps everything it writes.
+
+    config.json         the experiment and its digest
+    system.json         versions, processor, rendering, commit: where it was computed
+    evaluations.jsonl   one line per evaluation, every episode's return
+    metrics.jsonl       one line per logged update
+    checkpoints/        the last two, each a folder
+    replay/             frames in segments, shared by the checkpoints
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from kstep.config import Experiment, decode, difference, digest, encode
+from kstep.files import write_json
+from kstep.types import KstepError
+
+
+class Run:
+    """Paths and identity of one run."""
+
+    def __init__(self, folder: Path, experiment: Experiment) -> None:
+        self.folder = folder
+        self.experiment = experiment
+        self.digest = digest(experiment)
+        self.evaluations_file = folder / "evaluations.jsonl"
+        self.metrics_file = folder / "metrics.jsonl"
+        self.checkpoints = folder / "checkpoints"
+        self.replay = folder / "replay"
+
+    @staticmethod
+    def default_folder(root: Path, experiment: Experiment, overridden: bool) -> Path:
+        """Where a run lives unless told otherwise; overridden settings get a place of their own."""
+        name = f"{experiment.method.name}-{experiment.preset}"
+        if overridden:
+            name += f"-{digest(experiment)[:6]}"
+        task = experiment.env.task.replace(":", "-").replace("/", "-")
+        return root / task / name / f"seed{experiment.seed}"
+
+    @classmethod
+    def prepare(cls, folder: Path, experiment: Experiment) -> Run:
+        """Create the folder, or accept one that holds the same experiment."""
+        if (folder / "config.json").exists():
+            present = cls.open(folder)
+            if present.digest != digest(experiment):
+                rows = [
+                    f"  {key}: there {there!r}, here {here!r}"
+                    for key, there, here in difference(present.experiment, experiment)
+                    if key != "env_steps"
+                ]
+                raise KstepError(
+                    f"{folder} holds another experiment:\n" + "\n".join(rows) + "\n"
+                    "Choose another --folder, or repeat that run's own settings"
+                )
+        elif folder.exists() and any(folder.iterdir()):
+            raise KstepError(f"{folder} exists, is not empty and is not a run of kstep")
+        run = cls(folder, experiment)
+        for path in (run.checkpoints, run.replay):
+            path.mkdir(parents=True, exist_ok=True)
+        write_json(
+            folder / "config.json", {"digest": run.digest, "experiment": encode(experiment)}
+        )
+        return run
+
+    @classmethod
+    def open(cls, folder: Path) -> Run:
+        """Open a run that exists."""
+        path = folder / "config.json"
+        if not path.is_file():
+            raise KstepError(f"{folder} is not a run: it has no config.json")
+        try:
+            data = json.loads(path.read_text())
+            run = cls(folder, decode(Experiment, data["experiment"]))
+        except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError) as error:
+            raise KstepError(f"{path} is damaged: {error}") from error
+        if run.digest != data.get("digest"):
+            raise KstepError(f"{path} was changed by hand: its digest does not match")
+        return run
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep every other process from writing this run. The system frees the lock of the dead."""
+        with (self.folder / "lock").open("a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                raise KstepError(
+                    f"{self.folder} is being written by process {file.read().strip() or '?'}"
+                ) from None
+            file.truncate(0)
+            file.write(str(os.getpid()))
+            file.flush()
+            yield
+
+    def evaluations(self) -> list[dict[str, Any]]:
+        """Return every evaluation so far, oldest first."""
+        if not self.evaluations_file.exists():
+            return []
+        return [json.loads(line) for line in self.evaluations_file.read_text().splitlines()]

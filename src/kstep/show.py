@@ -1,0 +1,116 @@
+"""Explaining a method from the live agent: who owns what, what moves what, what follows what.
+
+Everything printed here is read from the objects that train, so it cannot drift from them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from kstep.agent import Agent, parts_of
+from kstep.config import Experiment, difference, encode
+from kstep.rng import Streams
+from kstep.types import EnvSpec
+
+
+def example_spec(experiment: Experiment) -> EnvSpec:
+    """The shapes of cartpole_swingup; enough to build an agent without a simulator."""
+    size = experiment.env.size
+    pixels = experiment.method.observation == "pixels"
+    shape = (size, size, 3) if pixels else (5,)
+    return EnvSpec(experiment.method.observation, shape, 1, 8, 125)
+
+
+def show_method(experiment: Experiment, console: Console) -> None:
+    """Print what a method consists of."""
+    method = experiment.method
+    agent = Agent(method, example_spec(experiment), Streams(0))
+    console.print(f"[bold]{method.name}[/]: {method.summary}", highlight=False)
+    console.print(
+        f"one update: {' -> '.join(parts_of(method))} -> slow copies"
+        f" (actor every {method.learning.actor_every}, slow copies every "
+        f"{method.learning.ema_every} updates)\n",
+        highlight=False,
+    )
+    console.print(_ownership(agent))
+    console.print(_gradients(agent))
+    console.print(_slow_copies(agent))
+    console.print("[bold]settings[/]")
+    for key, value in flat(method):
+        console.print(f"  {key} = {value}", highlight=False)
+
+
+def show_difference(left: Experiment, right: Experiment, console: Console) -> None:
+    """Print where two methods differ."""
+    rows = [
+        (key, a, b)
+        for key, a, b in difference(left.method, right.method)
+        if key not in ("name", "summary")
+    ]
+    if not rows:
+        console.print(f"{left.method.name} and {right.method.name} do not differ")
+        return
+    table = Table("setting", left.method.name, right.method.name)
+    for key, a, b in rows:
+        table.add_row(key, text(a), text(b))
+    console.print(table)
+
+
+def flat(value: Any, prefix: str = "") -> list[tuple[str, str]]:
+    """Return every setting as (dotted key, text)."""
+    data = encode(value)
+    rows: list[tuple[str, str]] = []
+
+    def walk(node: Any, path: str) -> None:
+        if isinstance(node, dict):
+            for key, inner in node.items():
+                walk(inner, f"{path}.{key}" if path else key)
+        else:
+            rows.append((path, text(node)))
+
+    walk(data, prefix)
+    return rows
+
+
+def text(value: Any) -> str:
+    return "-" if value is None else str(value)
+
+
+def _ownership(agent: Agent) -> Table:
+    table = Table("network", "parameters", "stepped by", "learning rate", title="who owns what")
+    for module, owners in agent.optimizers.owners().items():
+        groups = [agent.optimizers.groups[owner] for owner in owners]
+        count = sum(
+            parameter.numel()
+            for key, parameter in groups[0].named_parameters()
+            if key.split(".")[0] == module
+        )
+        if count:
+            rates = ", ".join(f"{group.rate(module):g}" for group in groups)
+            table.add_row(module, f"{count:,}", ", ".join(owners), rates)
+    return table
+
+
+def _gradients(agent: Agent) -> Table:
+    table = Table("loss", "moves", "leaves alone", title="which loss reaches what")
+    every = list(agent.optimizers.owners())
+    for name, group in agent.optimizers.groups.items():
+        moved = [module for module in every if module in group.modules and _size(group, module)]
+        rest = [m for m in every if m not in group.modules]
+        table.add_row(name, ", ".join(moved), ", ".join(rest))
+    return table
+
+
+def _size(group: Any, module: str) -> int:
+    return sum(p.numel() for key, p in group.named_parameters() if key.split(".")[0] == module)
+
+
+def _slow_copies(agent: Agent) -> Table:
+    table = Table("slow copy", "follows", "rate", title="what is a moving average of what")
+    for ema in agent.slow_copies:
+        if any(True for _ in ema.slow.parameters()):
+            table.add_row(f"slow_{ema.name}", ema.name, f"{ema.rate:g}")
+    return table

@@ -1,0 +1,239 @@
+"""The training loop.
+
+Order of one decision (the family's, facts of its code bases): choose the action, learn from what is
+already stored, then step the environment and store. Evaluations come before the decision whose
+env_steps reach their mark, the last one after the final decision.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from types import FrameType
+
+import torch
+from rich.console import Console
+
+from kstep import checkpoint, envs, system
+from kstep.agent import Agent
+from kstep.checkpoint import Positions, Session
+from kstep.envs import ControlEnv
+from kstep.episode import Episode
+from kstep.evaluate import evaluate, evaluation_seeds
+from kstep.log import JsonLines, Progresses, TensorBoard, scalars
+from kstep.replay import Replay
+from kstep.rng import Streams, episode_seed
+from kstep.run import Run
+from kstep.types import Counts, KstepError, Metrics
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """How a run is carried out; none of it decides what is computed, up to rounding."""
+
+    device: str = "cpu"
+    threads: int | None = None
+    """Of torch; None leaves its choice."""
+    checkpoint_minutes: float = 5.0
+    log_every: int = 50
+    """Updates between lines in metrics.jsonl."""
+    tensorboard: bool = False
+
+
+class Stopped(KstepError):
+    """The user asked the run to stop; a checkpoint was written."""
+
+
+@dataclass
+class _Stop:
+    """Set by the first Ctrl-C or SIGTERM; the loop ends after the decision it is in."""
+
+    signal: int | None = None
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self.signal is not None:
+            raise KeyboardInterrupt
+        self.signal = number
+
+
+def train(run: Run, runtime: Runtime, console: Console | None = None) -> None:
+    """Bring the run to its budget, from wherever it is."""
+    console = console or Console()
+    with run.locked(), _threads(runtime.threads):
+        system.record(run.folder, runtime.device)
+        _Trainer(run, runtime, console).bring_to_budget()
+
+
+class _Trainer:
+    def __init__(self, run: Run, runtime: Runtime, console: Console) -> None:
+        experiment = run.experiment
+        self.run, self.runtime, self.experiment, self.console = run, runtime, experiment, console
+        self.env = envs.make(experiment.env, experiment.seed)
+        self.spec = envs.spec_of(self.env)
+        streams = Streams(experiment.seed, system.device(runtime.device))
+        self.session = Session(
+            agent=Agent(experiment.method, self.spec, streams, runtime.device),
+            replay=Replay(experiment.replay, self.spec, run.replay),
+            episode=Episode(self.env, experiment.method.stack),
+            counts=Counts(),
+        )
+        self.latest: Metrics = {}
+        self.evaluation_env: ControlEnv | None = None
+
+    @property
+    def initial_decisions(self) -> int:
+        learning = self.experiment.method.learning
+        if learning.initial_unit == "decisions":
+            return learning.initial_steps
+        return -(-learning.initial_steps // self.spec.action_repeat)
+
+    def bring_to_budget(self) -> None:
+        counts, session = self.session.counts, self.session
+        self.console.print(session.replay.describe(), highlight=False)
+        positions = Positions(0, 0)
+        if checkpoint.exists(self.run):
+            positions = checkpoint.load(self.run, session)
+            self.console.print(f"going on at {counts.env_steps:,} env steps", highlight=False)
+        else:
+            session.replay.begin(session.episode.start(self._next_seed()))
+        self.metrics = JsonLines(self.run.metrics_file, positions.metrics)
+        self.evaluations = JsonLines(self.run.evaluations_file, positions.evaluations)
+        self.evaluated_at = {row["mark"]: row["env_steps"] for row in self.run.evaluations()}
+        self.tensorboard = (
+            TensorBoard(self.run.folder / "tensorboard") if self.runtime.tensorboard else None
+        )
+        title = f"{self.experiment.method.name} {self.experiment.env.task}"
+        try:
+            with (
+                Progresses(title, self.experiment.env_steps, self.console) as self.progress,
+                _catching_signals() as stop,
+            ):
+                self._loop(stop)
+        finally:
+            self.metrics.close()
+            self.evaluations.close()
+            if self.tensorboard:
+                self.tensorboard.close()
+            self.env.close()
+            if self.evaluation_env is not None:
+                self.evaluation_env.close()
+
+    def _loop(self, stop: _Stop) -> None:
+        counts, budget = self.session.counts, self.experiment.env_steps
+        saved = time.monotonic()
+        while counts.env_steps < budget:
+            self._evaluate_if_due()
+            if stop.signal is not None:
+                self._save()
+                raise Stopped(f"stopped at {counts.env_steps:,} env steps; a checkpoint is written")
+            self._decide()
+            self.progress.advanced(counts, counts.updates > 0)
+            if time.monotonic() - saved > 60 * self.runtime.checkpoint_minutes:
+                self._save()
+                saved = time.monotonic()
+        if counts.env_steps not in self.evaluated_at.values():
+            self._evaluate(counts.env_steps)
+        self._save()
+
+    def _decide(self) -> None:
+        """One decision: act, learn, step, store."""
+        session, counts = self.session, self.session.counts
+        agent, replay, episode = session.agent, session.replay, session.episode
+        learning = counts.decisions >= self.initial_decisions
+        if learning:
+            action = agent.act(episode.observation[None], explore=True)[0]
+            self.latest |= agent.update(replay)
+            counts.updates = agent.updates
+            if counts.updates % self.runtime.log_every == 0:
+                self._log()
+        else:
+            action = agent.random_action()
+        step = episode.step(action)
+        replay.add(action, step.reward, step.terminated, step.truncated, step.frame)
+        counts.decisions += 1
+        counts.env_steps += step.env_steps
+        if step.done:
+            counts.episodes += 1
+            self._log_episode()
+            replay.begin(episode.start(self._next_seed()))
+
+    def _next_seed(self) -> int:
+        return episode_seed(self.experiment.seed, "train", self.session.counts.episodes)
+
+    def _evaluate_if_due(self) -> None:
+        """Evaluate once for every mark, as soon as env_steps reach it."""
+        every = self.experiment.evaluation.every
+        mark = self.session.counts.env_steps // every * every
+        if mark not in self.evaluated_at:
+            self._evaluate(mark)
+
+    def _evaluate(self, mark: int) -> None:
+        counts, episodes = self.session.counts, self.experiment.evaluation.episodes
+        if self.evaluation_env is None:
+            self.evaluation_env = envs.make(self.experiment.env, self.experiment.seed)
+        started = time.monotonic()
+        seeds = evaluation_seeds(self.experiment.seed, mark, episodes)
+        result = evaluate(self.session.agent, self.evaluation_env, seeds)
+        row = {
+            "mark": mark,
+            **asdict(counts),
+            "returns": result.returns,
+            "lengths": result.lengths,
+        }
+        self.evaluations.write(row)
+        self.evaluated_at[mark] = counts.env_steps
+        if self.tensorboard:
+            self.tensorboard.write({"evaluation/return": result.mean}, counts.env_steps)
+        self.progress.evaluated(counts, result, time.monotonic() - started)
+
+    def _log(self) -> None:
+        values = scalars(self.latest)
+        counts = self.session.counts
+        self.metrics.write({**asdict(counts), **values})
+        if self.tensorboard:
+            self.tensorboard.write(values, counts.env_steps)
+
+    def _log_episode(self) -> None:
+        episode, counts = self.session.episode, self.session.counts
+        values = {
+            "train/return": episode.total_reward,
+            "train/length": len(episode.actions),
+            "replay/size": len(self.session.replay),
+        }
+        self.metrics.write({**asdict(counts), **values})
+        if self.tensorboard:
+            self.tensorboard.write(values, counts.env_steps)
+
+    def _save(self) -> None:
+        self.metrics.sync()
+        self.evaluations.sync()
+        positions = Positions(self.metrics.position, self.evaluations.position)
+        checkpoint.save(self.run, self.session, positions)
+
+
+@contextmanager
+def _threads(number: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    if number is not None:
+        torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def _catching_signals() -> Iterator[_Stop]:
+    stop = _Stop()
+    try:
+        before = {n: signal.signal(n, stop) for n in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not the main thread: whoever owns it handles signals
+        before = {}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
