@@ -183,5 +183,3 @@ def _forget_old(run: Run) -> None:
     for path in run.replay.glob("frames-*.safetensors"):
         if path.name not in needed:
             path.unlink()
-
-

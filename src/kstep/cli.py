@@ -26,7 +26,7 @@ class Train:
     task: Positional[str]
     """A task, such as cartpole_swingup, gym:<id> or toy_reach (kstep list tasks)."""
     preset: str = "paper"
-    """paper: the paper's sizes. cpu: a compact encoder, a third of the arithmetic. debug: seconds."""
+    """paper: the paper's sizes. cpu: a compact encoder, a third of the work. debug: seconds."""
     seed: int = 1
     """Decides everything random about the run."""
     env_steps: int | None = None
@@ -54,7 +54,7 @@ class Train:
         from kstep.train import Runtime, Stopped, train
 
         system.keep_freed_memory()
-        console = Console()
+        console = Console(soft_wrap=True)
         experiment = config.resolve(
             self.method,
             self.task,
@@ -103,7 +103,7 @@ class Eval:
         with opened(self.run, self.device) as (agent, env, counts):
             seeds = evaluation_seeds(self.seed, -1, self.episodes)
             result = evaluate(agent, env, seeds)
-        console = Console()
+        console = Console(soft_wrap=True)
         console.print(
             f"{self.run} at {counts.env_steps:,} env steps, {counts.decisions:,} decisions, "
             f"{counts.updates:,} updates",
@@ -148,7 +148,7 @@ class Film:
         with opened(self.run, self.device) as (agent, env, _):
             seeds = evaluation_seeds(self.seed, -1, self.episodes)
             result = film(agent, env, seeds, self.output, config)
-        Console().print(f"{self.output}: return {result.mean:.1f}", highlight=False)
+        Console(soft_wrap=True).print(f"{self.output}: return {result.mean:.1f}", highlight=False)
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ class Doctor:
 
         from kstep.doctor import doctor
 
-        if not doctor(Console(), self.backend):
+        if not doctor(Console(soft_wrap=True), self.backend):
             sys.exit(1)
 
 
@@ -232,11 +232,11 @@ Verb = (
 
 def main(arguments: list[str] | None = None) -> None:
     """Run one verb; what a user can put right is said in one line, without a traceback."""
-    # By default idle threads of OpenMP spin for milliseconds, which makes a run many times slower as
-    # soon as anything else wants a core. Twenty thousand turns are some 50 us. Read as torch starts.
+    # By default idle OpenMP threads spin for milliseconds, which makes a run many times slower as
+    # soon as anything else wants a core. Twenty thousand turns are some 50 us. Read by torch.
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
     verb: Train | Eval | Film | Show | List | Doctor = tyro.cli(
-        Verb,  # type: ignore[arg-type]
+        Verb,
         args=arguments,
         prog="kstep",
         description="Data-efficient reinforcement learning from pixels: KSL and its peers.",

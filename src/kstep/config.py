@@ -18,7 +18,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 from kstep import methods
-from kstep.augment import AugmentConfig
 from kstep.envs import EnvConfig, tasks
 from kstep.methods.base import TASK_LEARNING_RATES, Method
 from kstep.replay import ReplayConfig
@@ -109,7 +108,8 @@ def preset_debug(experiment: Experiment) -> Experiment:
         sac=replace(method.sac, hidden=32),
         auxiliary=method.auxiliary
         and replace(method.auxiliary, transition_hidden=(32, 32), projection_hidden=32),
-        learning=replace(method.learning, batch_size=8, initial_steps=40),
+        # One whole episode of cartpole_swingup comes first: some readings need it to be completed.
+        learning=replace(method.learning, batch_size=8, initial_steps=130),
     )
     return replace(
         experiment,
@@ -182,7 +182,8 @@ def override(experiment: Experiment, overrides: Iterable[str]) -> Experiment:
             if depth < len(path) - 1:
                 node = node[name]
         node[path[-1]] = _literal(value.strip())
-    return decode(Experiment, data)
+    decoded: Experiment = decode(Experiment, data)
+    return decoded
 
 
 def encode(value: Any) -> Any:
@@ -197,7 +198,7 @@ def encode(value: Any) -> Any:
 def decode(annotation: Any, data: Any, where: str = "") -> Any:
     """Build a value of type `annotation` from JSON values, refusing anything that does not fit."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if dataclasses.is_dataclass(annotation):
+    if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
         return _decode_dataclass(annotation, data, where)
     if origin in (types.UnionType, typing.Union):
         if data is None:
@@ -249,10 +250,6 @@ def difference(left: Any, right: Any) -> list[tuple[str, Any, Any]]:
         for key in keys
         if flat_left.get(key) != flat_right.get(key)
     ]
-
-
-def uses_augmentation(config: AugmentConfig) -> bool:
-    return config.kind != "none"
 
 
 _NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}

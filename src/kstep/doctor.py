@@ -56,7 +56,9 @@ def doctor(console: Console, backend: str | None = None) -> bool:
         console.print(f"  [red]{error}[/]", highlight=False)
         return False
     console.print(f"  {gl.describe(chosen)}", highlight=False)
-    console.print(f"  library {chosen.library or '?'}, device {chosen.device or '?'}", highlight=False)
+    console.print(
+        f"  library {chosen.library or '?'}, device {chosen.device or '?'}", highlight=False
+    )
     if chosen.note:
         console.print(f"  {chosen.note}", highlight=False)
     return True

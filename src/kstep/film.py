@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import imageio.v2 as imageio
 
@@ -40,6 +41,7 @@ def film(
     aside = path.with_name(f"{path.stem}.part{path.suffix}")
     fps = config.fps or env.decisions_per_second()
     try:
+        writer: Any
         with imageio.get_writer(aside, fps=fps, macro_block_size=2, quality=8) as writer:
 
             def shoot(episode: Episode) -> None:

@@ -19,7 +19,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn,
 from rich.text import Text
 
 from kstep.evaluate import Evaluation
-from kstep.types import Counts, Metrics
+from kstep.types import Counts, KstepError, Metrics
 
 
 class JsonLines:
@@ -51,16 +51,19 @@ class TensorBoard:
     """The same numbers as TensorBoard events; needs the extra `tb`."""
 
     def __init__(self, folder: Path) -> None:
-        from torch.utils.tensorboard import SummaryWriter
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise KstepError("TensorBoard is not installed: pip install tensorboard") from error
 
-        self._writer = SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
+        self._writer: Any = SummaryWriter(str(folder))
 
     def write(self, scalars: dict[str, float], env_steps: int) -> None:
         for path, value in scalars.items():
-            self._writer.add_scalar(path, value, env_steps)  # type: ignore[no-untyped-call]
+            self._writer.add_scalar(path, value, env_steps)
 
     def close(self) -> None:
-        self._writer.close()  # type: ignore[no-untyped-call]
+        self._writer.close()
 
 
 def scalars(metrics: Metrics) -> dict[str, float]:

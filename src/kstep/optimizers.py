@@ -88,7 +88,7 @@ class Optimizers:
             for key, parameter in group.named_parameters():
                 prefix = f"{name}/{key}/"
                 state[parameter] = {
-                    path.removeprefix(prefix): value.clone()
+                    path.removeprefix(prefix): _laid_out_like(parameter, value)
                     for path, value in tensors.items()
                     if path.startswith(prefix)
                 }
@@ -103,6 +103,17 @@ class Optimizers:
                         f"{place} is also stepped as {seen[id(parameter)]}; declare it shared"
                     )
                 seen[id(parameter)] = place
+
+
+def _laid_out_like(parameter: Tensor, saved: Tensor) -> Tensor:
+    """Copy a saved moment into the parameter's memory layout.
+
+    Fused Adam walks through memory side by side: moments stored in another order than a
+    channels-last weight would silently belong to other entries.
+    """
+    if saved.shape != parameter.shape:
+        return saved.clone()  # the count of steps
+    return torch.empty_like(parameter, requires_grad=False).copy_(saved)
 
 
 def _adam(group: Group) -> torch.optim.Adam:

@@ -39,7 +39,7 @@ LARGEST_REWARD = float(np.finfo(np.float32).max)
 FRAMES_FILE = "replay_frames.bin"
 
 
-class ReplayUnderfilled(KstepError):  # noqa: N818 - says what is the matter
+class ReplayUnderfilled(KstepError):
     """Nothing that was asked for can be sampled yet."""
 
 
@@ -183,13 +183,14 @@ class Replay:
 
     def newest_stack(self) -> Array:
         """Return the observation the agent is looking at now, (S, *frame_shape)."""
-        return self._stacks(np.array([self._total - 1]))[0]
+        stack: Array = self._stacks(np.array([self._total - 1]))[0]
+        return stack
 
     def export(self, since: int) -> dict[str, Array]:
         """Return copies of everything stored about the frames from `since` on.
 
         The newest frame has no action yet, so the next export should begin with it again. Parts
-        exported one after the other are what `restore` takes, so that a save costs only what is new.
+        exported one after the other are what `restore` takes: a save costs only what is new.
         """
         frames = np.arange(max(since, self.oldest_frame), self._total)
         slots = frames % self.slots
@@ -257,24 +258,31 @@ class Replay:
             "bootstrap": self._bootstrap,
         }
 
-    def _allocate_frames(self, folder: Path | None) -> Array:
-        shape = (self.slots, *self.spec.frame_shape)
-        needed = self.bytes_needed(self.config, self.spec)
-        if self.config.storage == "memory":
+    @staticmethod
+    def refuse_too_large(config: ReplayConfig, spec: EnvSpec, folder: Path | None = None) -> None:
+        """Raise where a replay would not fit; writes and allocates nothing."""
+        needed = Replay.bytes_needed(config, spec)
+        if config.storage == "memory":
             available = int(psutil.virtual_memory().available)
             _check_room(needed, available, "memory", "or replay.storage=disk")
-            return np.zeros(shape, self.spec.frame_dtype)
-
+            return
         if folder is None:
             raise KstepError("replay.storage=disk needs a folder to put its frames in")
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / FRAMES_FILE
-        available = shutil.disk_usage(folder).free
-        if path.exists():  # replaced below, so its space counts as free
-            available += path.stat().st_size
+        existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        available = shutil.disk_usage(existing).free
+        if (folder / FRAMES_FILE).exists():  # will be replaced, so its space counts as free
+            available += (folder / FRAMES_FILE).stat().st_size
         _check_room(needed, available, f"disk space in {folder}", "or another folder")
+
+    def _allocate_frames(self, folder: Path | None) -> Array:
+        self.refuse_too_large(self.config, self.spec, folder)
+        shape = (self.slots, *self.spec.frame_shape)
+        if folder is None or self.config.storage == "memory":
+            return np.zeros(shape, self.spec.frame_dtype)
+        folder.mkdir(parents=True, exist_ok=True)
+        mapped = np.memmap(folder / FRAMES_FILE, self.spec.frame_dtype, mode="w+", shape=shape)
         # As a plain array, so that batches taken from it are plain arrays too.
-        return np.asarray(np.memmap(path, self.spec.frame_dtype, mode="w+", shape=shape))
+        return np.asarray(mapped)
 
     def _check_frame(self, frame: Array) -> None:
         shape, dtype = self.spec.frame_shape, self.spec.frame_dtype

@@ -1,11 +1,11 @@
 """A run folder: where one experiment keeps everything it writes.
 
-    config.json         the experiment and its digest
-    system.json         versions, processor, rendering, commit: where it was computed
-    evaluations.jsonl   one line per evaluation, every episode's return
-    metrics.jsonl       one line per logged update
-    checkpoints/        the last two, each a folder
-    replay/             frames in segments, shared by the checkpoints
+config.json         the experiment and its digest
+system.json         versions, processor, rendering, commit: where it was computed
+evaluations.jsonl   one line per evaluation, every episode's return
+metrics.jsonl       one line per logged update
+checkpoints/        the last two, each a folder
+replay/             frames in segments, shared by the checkpoints
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Run:
 
     @classmethod
     def prepare(cls, folder: Path, experiment: Experiment) -> Run:
-        """Create the folder, or accept one that holds the same experiment."""
+        """Accept a folder that is free or holds the same experiment; writes nothing yet."""
         if (folder / "config.json").exists():
             present = cls.open(folder)
             if present.digest != digest(experiment):
@@ -61,13 +61,16 @@ class Run:
                 )
         elif folder.exists() and any(folder.iterdir()):
             raise KstepError(f"{folder} exists, is not empty and is not a run of kstep")
-        run = cls(folder, experiment)
-        for path in (run.checkpoints, run.replay):
+        return cls(folder, experiment)
+
+    def create(self) -> None:
+        """Make the folder and write down which experiment it holds."""
+        for path in (self.checkpoints, self.replay):
             path.mkdir(parents=True, exist_ok=True)
         write_json(
-            folder / "config.json", {"digest": run.digest, "experiment": encode(experiment)}
+            self.folder / "config.json",
+            {"digest": self.digest, "experiment": encode(self.experiment)},
         )
-        return run
 
     @classmethod
     def open(cls, folder: Path) -> Run:

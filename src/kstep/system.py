@@ -90,7 +90,7 @@ def commit() -> str:
     return found.stdout.strip()
 
 
-def describe(device_name: str) -> dict[str, Any]:
+def describe(device_name: str, rendering: str) -> dict[str, Any]:
     return {
         "versions": versions(),
         "commit": commit(),
@@ -100,15 +100,15 @@ def describe(device_name: str) -> dict[str, Any]:
         "memory_bytes": int(psutil.virtual_memory().total),
         "platform": platform.platform(),
         "device": device_name,
-        "rendering": os.environ.get("MUJOCO_GL", "chosen at start"),
+        "rendering": rendering,
     }
 
 
-def record(folder: Path, device_name: str) -> None:
+def record(folder: Path, device_name: str, rendering: str) -> None:
     """Add this machine to the run's list of where it was computed."""
     path = folder / "system.json"
 
     history: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    history.append({"started": now, **describe(device_name)})
+    history.append({"started": now, **describe(device_name, rendering)})
     write_json(path, history)

@@ -20,14 +20,16 @@ from rich.console import Console
 from kstep import checkpoint, envs, system
 from kstep.agent import Agent
 from kstep.checkpoint import Positions, Session
+from kstep.config import Experiment
 from kstep.envs import ControlEnv
 from kstep.episode import Episode
 from kstep.evaluate import evaluate, evaluation_seeds
 from kstep.log import JsonLines, Progresses, TensorBoard, scalars
+from kstep.methods import Method
 from kstep.replay import Replay
 from kstep.rng import Streams, episode_seed
 from kstep.run import Run
-from kstep.types import Counts, KstepError, Metrics
+from kstep.types import Counts, EnvSpec, KstepError, Metrics
 
 
 @dataclass(frozen=True)
@@ -61,34 +63,36 @@ class _Stop:
 
 def train(run: Run, runtime: Runtime, console: Console | None = None) -> None:
     """Bring the run to its budget, from wherever it is."""
-    console = console or Console()
-    with run.locked(), _threads(runtime.threads):
-        system.record(run.folder, runtime.device)
-        _Trainer(run, runtime, console).bring_to_budget()
+    console = console or Console(soft_wrap=True)
+    rendering = envs.rendering(run.experiment.env)
+    env = envs.make(run.experiment.env, run.experiment.seed)
+    try:
+        # Everything that can be refused is refused before anything is written.
+        _refuse_impossible(run.experiment, envs.spec_of(env))
+        Replay.refuse_too_large(run.experiment.replay, envs.spec_of(env), run.folder)
+        run.create()
+        with run.locked(), _threads(runtime.threads):
+            console.print(rendering, highlight=False)
+            system.record(run.folder, runtime.device, rendering)
+            _Trainer(run, runtime, env, console).bring_to_budget()
+    finally:
+        env.close()
 
 
 class _Trainer:
-    def __init__(self, run: Run, runtime: Runtime, console: Console) -> None:
+    def __init__(self, run: Run, runtime: Runtime, env: ControlEnv, console: Console) -> None:
         experiment = run.experiment
         self.run, self.runtime, self.experiment, self.console = run, runtime, experiment, console
-        self.env = envs.make(experiment.env, experiment.seed)
-        self.spec = envs.spec_of(self.env)
+        self.spec = envs.spec_of(env)
         streams = Streams(experiment.seed, system.device(runtime.device))
         self.session = Session(
             agent=Agent(experiment.method, self.spec, streams, runtime.device),
             replay=Replay(experiment.replay, self.spec, run.replay),
-            episode=Episode(self.env, experiment.method.stack),
+            episode=Episode(env, experiment.method.stack),
             counts=Counts(),
         )
-        self.latest: Metrics = {}
+        self.initial_decisions = initial_decisions(experiment.method, self.spec)
         self.evaluation_env: ControlEnv | None = None
-
-    @property
-    def initial_decisions(self) -> int:
-        learning = self.experiment.method.learning
-        if learning.initial_unit == "decisions":
-            return learning.initial_steps
-        return -(-learning.initial_steps // self.spec.action_repeat)
 
     def bring_to_budget(self) -> None:
         counts, session = self.session.counts, self.session
@@ -117,7 +121,6 @@ class _Trainer:
             self.evaluations.close()
             if self.tensorboard:
                 self.tensorboard.close()
-            self.env.close()
             if self.evaluation_env is not None:
                 self.evaluation_env.close()
 
@@ -145,10 +148,11 @@ class _Trainer:
         learning = counts.decisions >= self.initial_decisions
         if learning:
             action = agent.act(episode.observation[None], explore=True)[0]
-            self.latest |= agent.update(replay)
-            counts.updates = agent.updates
+            metrics = agent.update(replay)
+            # The first of every `log_every` updates: an even one, which has the actor's metrics.
             if counts.updates % self.runtime.log_every == 0:
-                self._log()
+                self._log(metrics)
+            counts.updates = agent.updates
         else:
             action = agent.random_action()
         step = episode.step(action)
@@ -189,8 +193,8 @@ class _Trainer:
             self.tensorboard.write({"evaluation/return": result.mean}, counts.env_steps)
         self.progress.evaluated(counts, result, time.monotonic() - started)
 
-    def _log(self) -> None:
-        values = scalars(self.latest)
+    def _log(self, metrics: Metrics) -> None:
+        values = scalars(metrics)
         counts = self.session.counts
         self.metrics.write({**asdict(counts), **values})
         if self.tensorboard:
@@ -212,6 +216,35 @@ class _Trainer:
         self.evaluations.sync()
         positions = Positions(self.metrics.position, self.evaluations.position)
         checkpoint.save(self.run, self.session, positions)
+
+
+def _refuse_impossible(experiment: Experiment, spec: EnvSpec) -> None:
+    """Refuse what only shows once the environment is known."""
+    method, length = experiment.method, spec.episode_decisions
+    if method.auxiliary is None or length is None:
+        return
+    k = method.auxiliary.k
+    if k > length:
+        raise KstepError(
+            f"method.auxiliary.k={k} is longer than an episode of {experiment.env.task} "
+            f"({length} decisions)"
+        )
+    initial = initial_decisions(method, spec)
+    if method.sequence_rule == "released" and initial < length:
+        raise KstepError(
+            f"'{method.name}' learns from completed episodes only (method.sequence_rule=released), "
+            f"but episodes of {experiment.env.task} take {length} decisions and learning starts "
+            f"after {initial}. Set method.learning.initial_steps to {length} decisions or more, "
+            "or method.sequence_rule=any"
+        )
+
+
+def initial_decisions(method: Method, spec: EnvSpec) -> int:
+    """Random decisions before learning starts."""
+    learning = method.learning
+    if learning.initial_unit == "decisions":
+        return learning.initial_steps
+    return -(-learning.initial_steps // spec.action_repeat)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from kstep.types import Encode, Metrics, SequenceBatch
 
 
 class AuxiliaryTask(nn.Module, abc.ABC):
-    """A loss that shapes an encoder. Knows latents, actions and rewards; nothing of actors or critics.
+    """A loss that shapes an encoder. Knows latents, actions, rewards; not actors or critics.
 
     The encoder is an argument, so `parameters()` holds only the task's own heads, and any callable
     from observations to latents will do.

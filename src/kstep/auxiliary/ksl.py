@@ -37,7 +37,7 @@ class KSLConfig:
     reduce: Literal["mean", "sum"] = "mean"
     """Over the k steps (D07). The batch is always averaged."""
     transition_inputs: int = 1
-    """Parallel first layers of the transition model, averaged: 1 in the text, 2 in the code (D11)."""
+    """Parallel first layers of T, averaged: 1 in the text, 2 in the code (D11)."""
     transition_relu: bool = True
     """ReLU after that first layer (D11)."""
     transition_hidden: tuple[int, int] = (1024, 512)
@@ -73,7 +73,7 @@ class Transition(nn.Module):
 
 
 class KSL(AuxiliaryTask):
-    """The auxiliary task with its heads: transition T, projector Psi and its slow copy, predictor P."""
+    """The task with its heads: transition T, projector Psi and its slow copy, predictor P."""
 
     def __init__(
         self, config: KSLConfig, latent_dim: int, action_dim: int, *, ema_rate: float
@@ -137,4 +137,4 @@ class KSL(AuxiliaryTask):
         """Project the slow latents of the future states (B, k, S, ...) as one batch: (B, k, D)."""
         latents = encode_slow(observation.flatten(0, 1))
         targets: Tensor = self.slow_projector(latents)
-        return targets.unflatten(0, observation.shape[:2])
+        return targets.view(*observation.shape[:2], -1)

@@ -12,7 +12,17 @@ from kstep.envs.base import ControlEnv, spec_of
 from kstep.envs.tasks import PLANET, Task, names, parse
 from kstep.types import KstepError, ObservationKind
 
-__all__ = ["PLANET", "ControlEnv", "EnvConfig", "Task", "make", "names", "parse", "spec_of"]
+__all__ = [
+    "PLANET",
+    "ControlEnv",
+    "EnvConfig",
+    "Task",
+    "make",
+    "names",
+    "parse",
+    "rendering",
+    "spec_of",
+]
 
 
 @dataclass(frozen=True)
@@ -66,6 +76,18 @@ def make(config: EnvConfig, seed: int) -> ControlEnv:
         camera=camera,
         seed=seed,
     )
+
+
+def rendering(config: EnvConfig) -> str:
+    """Say in one line how frames are made."""
+    if config.observation == "state":
+        return "rendering: none, the agent sees the state"
+    kind = parse(config.task).kind
+    if kind == "suite":
+        from kstep.envs import gl
+
+        return gl.describe(gl.choose())
+    return f"rendering: the {'toy' if kind == 'toy' else 'environment'}'s own"
 
 
 def _prepare_suite(observation: ObservationKind) -> None:

@@ -132,6 +132,10 @@ class ControlEnv(gymnasium.Env[Array, Array], abc.ABC):
         self._frame = self._draw(self.size, self.size, self.camera)
         return self._frame.copy()
 
+    def decisions_per_second(self) -> float:
+        """How fast decisions follow each other in real time, for videos."""
+        return 20.0 / self.action_repeat
+
     def film_frame(self, height: int = 240, width: int = 240, camera: int | None = None) -> Array:
         """Return an image (height, width, 3) of the current state, for videos."""
         return self._draw(height, width, self.camera if camera is None else camera)

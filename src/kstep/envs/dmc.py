@@ -65,6 +65,9 @@ class SuiteEnv(ControlEnv):
     def __str__(self) -> str:
         return self._name
 
+    def decisions_per_second(self) -> float:
+        return 1.0 / (float(self._env.control_timestep()) * self.action_repeat)
+
     def _set_visuals(self) -> None:
         """Set the quality of drawing: all of dm_control's defaults.
 

@@ -20,7 +20,7 @@ class Actor(nn.Module):
         log_std_bounds: tuple[float, float],
         head: nn.Module | None = None,
     ) -> None:
-        """`head`: the actor's own second stage of the encoder, where it does not share the critic's."""
+        """`head`: the actor's own second stage of the encoder, if it has one."""
         super().__init__()
         self.head = head
         self.body = mlp(latent_dim, hidden, 2 * action_dim)

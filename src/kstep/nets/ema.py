@@ -32,6 +32,7 @@ class Ema:
 
     @torch.no_grad()
     def step(self) -> None:
-        slow = list(self.slow.parameters())
+        slow: list[torch.Tensor] = list(self.slow.parameters())
+        online: list[torch.Tensor] = list(self.online.parameters())
         if slow:
-            torch._foreach_lerp_(slow, list(self.online.parameters()), self.rate)
+            torch._foreach_lerp_(slow, online, self.rate)

@@ -70,7 +70,9 @@ class PixelEncoder(Encoder):
         channels = [stack * colours] + [config.channels] * len(config.strides)
         self.convolutions = nn.ModuleList(
             nn.Conv2d(before, after, kernel_size=3, stride=stride)
-            for before, after, stride in zip(channels[:-1], channels[1:], config.strides, strict=True)
+            for before, after, stride in zip(
+                channels[:-1], channels[1:], config.strides, strict=True
+            )
         )
         for stride in config.strides:
             height, width = (height - 3) // stride + 1, (width - 3) // stride + 1
@@ -83,7 +85,7 @@ class PixelEncoder(Encoder):
         self.latent_dim = config.latent_dim
         self.head = LatentHead(self.feature_dim, config.latent_dim, config.tanh)
         initialize(self, config.init)
-        self.to(memory_format=torch.channels_last)
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def features(self, observation: Tensor) -> Tensor:
         # (B, S, H, W, C) uint8 -> (B, S*C, H, W) float, channels last. Interleaving the bytes first

@@ -1,4 +1,4 @@
-"""The tanh-squashed Gaussian policy distribution of SAC (Haarnoja et al. 2018, arXiv:1812.05905)."""
+"""The tanh-squashed Gaussian policy of SAC (Haarnoja et al. 2018, arXiv:1812.05905)."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class SACConfig:
     critic_views: int = 1
     """Augmented views of each transition in the critic's loss; 2 is DrQ's [K=2, M=2] (D01)."""
     actor_encoder: Literal["share_all", "share_convolutions"] = "share_all"
-    """What the actor takes from the critic's encoder: the latent, or only the convolutions (D12)."""
+    """What the actor takes from the critic's encoder: its latent, or only convolutions (D12)."""
     init: Init = "delta_orthogonal"
 
 
@@ -131,9 +131,13 @@ class SAC(nn.Module):
         # The gradient reaches log_temperature through exp, as in all code of this family.
         excess_entropy = (-log_prob - self.target_entropy).detach()
         temperature_loss = (self.temperature * excess_entropy).mean()
-        return loss, temperature_loss, {
-            "actor/loss": loss.detach(),
-            "actor/entropy": -log_prob.detach().mean(),
-            "temperature/value": self.temperature.detach(),
-            "temperature/loss": temperature_loss.detach(),
-        }
+        return (
+            loss,
+            temperature_loss,
+            {
+                "actor/loss": loss.detach(),
+                "actor/entropy": -log_prob.detach().mean(),
+                "temperature/value": self.temperature.detach(),
+                "temperature/loss": temperature_loss.detach(),
+            },
+        )

@@ -1,0 +1,185 @@
+"""The command line as a user meets it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from kstep.cli import main
+from kstep.methods import METHODS
+
+
+def kstep(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "kstep", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        **options,  # type: ignore[call-overload]
+    )
+
+
+def train(folder: Path, *extra: str) -> None:
+    options = "--preset debug --env-steps 150 --threads 1".split()
+    main(["train", "ksl", "toy_reach", *options, "--folder", str(folder), *extra])
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "seed1"
+    train(folder)
+    return folder
+
+
+def test_help_is_quick_and_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from kstep.cli import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for verb in ("train", "eval", "film", "show", "list", "doctor"):
+        assert verb in done.stdout
+
+
+@pytest.mark.parametrize("verb", ["train", "eval", "film", "show", "list", "doctor"])
+def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main([verb, "--help"])
+    assert stopped.value.code == 0
+    assert len(capsys.readouterr().out) > 200
+
+
+def test_the_same_command_again_is_at_once_done(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (run / "evaluations.jsonl").read_bytes()
+    train(run)
+    assert "going on at 150 env steps" in capsys.readouterr().out
+    assert (run / "evaluations.jsonl").read_bytes() == before
+
+
+def test_eval_prints_every_return(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["eval", str(run), "--episodes", "3"])
+    first = capsys.readouterr().out
+    assert "episode   3" in first
+    assert "150 env steps" in first
+    main(["eval", str(run), "--episodes", "3"])
+    assert capsys.readouterr().out == first
+
+
+def test_film_makes_a_video(run: Path, tmp_path: Path) -> None:
+    import imageio.v2 as imageio
+
+    target = tmp_path / "new" / "film.mp4"
+    main(["film", str(run), "--output", str(target), "--height", "64", "--width", "96"])
+    frames = imageio.mimread(target)
+    assert frames[0].shape == (64, 96, 3)
+    assert len(frames) > 3
+    before = target.read_bytes()
+    with pytest.raises(SystemExit):
+        main(["film", str(run), "--output", str(target)])
+    assert target.read_bytes() == before
+    with pytest.raises(SystemExit):
+        main(["film", str(run), "--output", str(tmp_path / "odd.mp4"), "--height", "63"])
+    assert sorted(p.name for p in tmp_path.rglob("*.mp4")) == ["film.mp4"]
+
+
+def test_list(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["list", "methods"])
+    out = capsys.readouterr().out
+    assert [line.split()[0] for line in out.splitlines()] == list(METHODS)
+    main(["list", "tasks"])
+    out = capsys.readouterr().out
+    assert "cartpole_swingup" in out
+    assert "action repeat 8" in out
+    main(["list", "presets"])
+    assert "compact encoder" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_show_explains_every_method(method: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["show", method])
+    out = capsys.readouterr().out
+    assert "who owns what" in out
+    assert "learning.batch_size = 128" in out
+
+
+def test_show_diff(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["show", "ksl", "--diff", "ksl-released"])
+    out = capsys.readouterr().out
+    assert "encoder.tanh" in out
+    assert "batch_size" not in out
+    main(["show", "ksl", "--diff", "ksl"])
+    assert "do not differ" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "kls", "toy_reach"], "Did you mean 'ksl'"),
+        (["train", "ksl", "walker_wlak"], "walker_walk"),
+        (["train", "ksl", "toy_reach", "--preset", "cpuu"], "Did you mean 'cpu'"),
+        (["train", "ksl", "toy_reach", "--set", "method.axiliary.k=1"], "Did you mean 'auxiliary'"),
+        (["train", "ksl", "toy_reach", "--device", "tpu"], "usable: cpu"),
+        (["eval", "nowhere"], "nowhere is not a run"),
+        (["eval", "nowhere", "--episodes", "0"], "--episodes must be at least 1"),
+        (["show", "drqq"], "unknown method 'drqq'"),
+    ],
+)
+def test_mistakes_are_answered_in_one_line(
+    arguments: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+    assert not list(tmp_path.iterdir())  # nothing half-written
+
+
+def test_ctrl_c_ends_with_a_checkpoint_and_says_how_to_go_on(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "kstep", "train", "sac_pixel", "toy_reach"]
+    command += ["--preset", "debug", "--threads", "1", "--folder", str(tmp_path / "run")]
+    process = subprocess.Popen(
+        [*command, "--env-steps", "100000"], stdout=subprocess.PIPE, text=True
+    )
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not (metrics.exists() and metrics.stat().st_size):
+        time.sleep(0.1)
+        if (tmp_path / "run" / "evaluations.jsonl").exists():
+            break
+    time.sleep(2)
+    os.kill(process.pid, signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "The same command goes on from there" in out
+    (folder,) = (tmp_path / "run" / "checkpoints").iterdir()
+    state = json.loads((folder / "state.json").read_text())
+    assert state["counts"]["decisions"] > 0
+    more = kstep(*command[3:], "--env-steps", str(state["counts"]["env_steps"] + 20))
+    assert f"going on at {state['counts']['env_steps']:,} env steps" in more.stdout
+    assert more.returncode == 0, more.stderr
+
+
+def test_doctor_shows_what_matters() -> None:
+    done = kstep("doctor")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for word in ("torch", "mujoco", "ms per frame", "cores", "2.14 GB", "threads"):
+        assert word in done.stdout, word

@@ -1,0 +1,81 @@
+"""Small things that many tests need: tiny experiments, filled replays, states to compare."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kstep.agent import Agent
+from kstep.config import Experiment, resolve
+from kstep.methods import METHODS
+from kstep.replay import Replay, ReplayConfig
+from kstep.rng import Streams
+from kstep.types import EnvSpec
+
+ACTIONS = 2
+
+
+def tiny(method: str, *overrides: str) -> Experiment:
+    """The debug size of a method on the toy task."""
+    return resolve(method, "toy_reach", preset="debug", overrides=overrides)
+
+
+def spec_for(experiment: Experiment, episode_decisions: int = 12) -> EnvSpec:
+    size = experiment.env.size
+    pixels = experiment.method.observation == "pixels"
+    shape = (size, size, 3) if pixels else (5,)
+    kind = experiment.method.observation
+    return EnvSpec(kind, shape, ACTIONS, 1, episode_decisions)
+
+
+def filled_replay(spec: EnvSpec, stack: int, episodes: int = 6, length: int = 12) -> Replay:
+    """Episodes of random frames; the same every time."""
+    rng = np.random.default_rng(7)
+    replay = Replay(ReplayConfig(capacity=500, stack=stack), spec)
+
+    def frame() -> np.ndarray:
+        if spec.observation == "pixels":
+            return rng.integers(0, 256, spec.frame_shape).astype(np.uint8)
+        return rng.normal(size=spec.frame_shape).astype(np.float32)
+
+    for _ in range(episodes):
+        replay.begin(frame())
+        for t in range(length):
+            action = rng.uniform(-1, 1, spec.action_dim).astype(np.float32)
+            replay.add(action, float(rng.normal()), False, t == length - 1, frame())
+    return replay
+
+
+def agent_and_replay(method: str, *overrides: str, seed: int = 3) -> tuple[Agent, Replay]:
+    experiment = tiny(method, *overrides)
+    spec = spec_for(experiment)
+    return Agent(experiment.method, spec, Streams(seed)), filled_replay(
+        spec, experiment.method.stack
+    )
+
+
+def paper_agent(method: str, action_dim: int = 6) -> Agent:
+    """An agent of the paper's size."""
+    declared = METHODS[method]
+    shape = (84, 84, 3) if declared.observation == "pixels" else (17,)
+    spec = EnvSpec(declared.observation, shape, action_dim, 4, 250)
+    return Agent(declared, spec, Streams(0))
+
+
+def with_learning(experiment: Experiment, **changes: object) -> Experiment:
+    method = experiment.method
+    learning = replace(method.learning, **changes)  # type: ignore[arg-type]
+    return replace(experiment, method=replace(method, learning=learning))
+
+
+def snapshot(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+def moved(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> set[str]:
+    """Names whose values differ, bit for bit."""
+    return {name for name in before if not torch.equal(before[name], after[name])}

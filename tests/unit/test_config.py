@@ -1,0 +1,134 @@
+"""Names to experiments, overrides, digests, and what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kstep.config import Experiment, decode, difference, digest, encode, resolve
+from kstep.envs import PLANET
+from kstep.methods import METHODS
+from kstep.types import KstepError
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("preset", ["paper", "cpu", "debug"])
+def test_experiments_survive_json(method: str, preset: str) -> None:
+    experiment = resolve(method, "walker_walk", preset=preset)
+    assert decode(Experiment, json.loads(json.dumps(encode(experiment)))) == experiment
+
+
+def test_the_default_is_the_papers_table() -> None:
+    experiment = resolve("ksl", "walker_walk")
+    learning, sac = experiment.method.learning, experiment.method.sac
+    assert experiment.method.augment.pad == 4
+    assert learning.initial_steps == 1000
+    assert experiment.method.stack == 3
+    assert experiment.method.auxiliary is not None
+    assert experiment.method.auxiliary.k == 3
+    assert experiment.evaluation.episodes == 10
+    assert experiment.evaluation.every == 20_000
+    assert learning.betas == learning.temperature_betas == (0.9, 0.999)
+    assert learning.learning_rate == 1e-3
+    assert learning.batch_size == 128
+    assert (learning.critic_ema_rate, learning.encoder_ema_rate) == (0.01, 0.05)
+    assert (learning.ema_every, learning.actor_every) == (2, 2)
+    assert experiment.method.encoder.latent_dim == 50
+    assert sac.discount == 0.99
+    assert sac.initial_temperature == 0.1
+    assert experiment.replay.capacity == 100_000
+    assert sac.log_std_bounds == (-10, 2)
+    assert PLANET == {
+        "finger_spin": 2,
+        "cartpole_swingup": 8,
+        "reacher_easy": 4,
+        "cheetah_run": 4,
+        "walker_walk": 2,
+        "ball_in_cup_catch": 4,
+    }
+
+
+def test_cheetah_learns_at_its_own_rate() -> None:
+    for method in METHODS:
+        assert resolve(method, "cheetah_run").method.learning.learning_rate == 2e-4
+    held = resolve(
+        "ksl", "cheetah_run", overrides=["method.learning.learning_rate=0.001"]
+    ).method.learning
+    assert held.learning_rate == 1e-3
+
+
+def test_presets_change_what_they_say() -> None:
+    paper, cpu = resolve("ksl", "walker_walk"), resolve("ksl", "walker_walk", preset="cpu")
+    assert {key for key, _, _ in difference(paper, cpu)} == {"preset", "method.encoder.strides"}
+
+
+def test_overrides_reach_any_depth() -> None:
+    experiment = resolve(
+        "ksl",
+        "toy_reach",
+        overrides=[
+            "method.auxiliary.k=5",
+            "method.encoder.strides=[2,2]",
+            "replay.storage=disk",
+            "method.encoder.tanh=false",
+            "method.learning.auxiliary_learning_rate=1e-4",
+            "method.sac.discount=1",
+        ],
+    )
+    assert experiment.method.auxiliary is not None
+    assert experiment.method.auxiliary.k == 5
+    assert experiment.method.encoder.strides == (2, 2)
+    assert experiment.replay.storage == "disk"
+    assert experiment.method.encoder.tanh is False
+    assert experiment.method.learning.auxiliary_learning_rate == 1e-4
+    assert experiment.method.sac.discount == 1.0
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("method.auxillary.k=5", "unknown key.*Did you mean 'auxiliary'"),
+        ("method.auxiliary.kk=5", "unknown key.*Did you mean 'k'"),
+        ("method.auxiliary.k", "not of the form key=value"),
+        ("method.auxiliary.k=3.5", "method.auxiliary.k must be a whole number, not 3.5"),
+        ("method.auxiliary.k=true", "must be a whole number"),
+        ("method.encoder.init=orthogonl", "must be one of.*Did you mean 'orthogonal'"),
+        ("method.encoder.strides=2", "must be a list"),
+        ("method.sac.log_std_bounds=[1]", "must have 2 entries, not 1"),
+        ("method.learning.batch_size=0", "method.learning.batch_size must be at least 1"),
+        ("method.sac.discount=1.5", "must lie between 0 and 1"),
+        ("env.observation=state", "sees pixels, the environment shows state"),
+        ("replay.capacity=2", "cannot hold sequences of k=3"),
+        ("method.encoder.tanh=1", "must be true or false"),
+        ("seed=-1", "seed must not be negative"),
+        ("method.encoder=5", "must be a group of settings"),
+        ("method.sac.hidden.x=5", "unknown key"),
+    ],
+)
+def test_wrong_overrides_are_refused_with_what_is_allowed(override: str, message: str) -> None:
+    with pytest.raises(KstepError, match=message):
+        resolve("ksl", "toy_reach", overrides=[override])
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("kls", "walker_walk"), "Did you mean 'ksl'"),
+        (("ksl", "walker_wlak"), "walker_walk"),
+        (("ksl", "zzzz"), "zzzz"),
+    ],
+)
+def test_wrong_names_get_the_nearest_right_one(names: tuple[str, str], message: str) -> None:
+    with pytest.raises(KstepError, match=message):
+        resolve(*names)
+    with pytest.raises(KstepError, match="Did you mean 'debug'"):
+        resolve("ksl", "walker_walk", preset="debgu")
+
+
+def test_the_digest_sees_everything_but_the_budget() -> None:
+    one = resolve("ksl", "walker_walk")
+    assert digest(one) == digest(resolve("ksl", "walker_walk", env_steps=500_000))
+    assert digest(one) != digest(resolve("ksl", "walker_walk", seed=2))
+    assert digest(one) != digest(resolve("ksl", "walker_walk", preset="cpu"))
+    assert digest(one) != digest(resolve("ksl", "walker_run"))

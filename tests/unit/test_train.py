@@ -1,0 +1,290 @@
+"""The loop: its order, its evaluations, and that stopping and going on changes no bit."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from rich.console import Console
+
+from kstep import checkpoint, train
+from kstep.config import EvaluationConfig, Experiment
+from kstep.methods import METHODS
+from kstep.run import Run
+from kstep.train import Runtime, Stopped
+from kstep.types import KstepError
+from tests.make import tiny
+
+
+def experiment(method: str = "ksl", env_steps: int = 90, **changes: Any) -> Experiment:
+    small = tiny(
+        method,
+        "method.learning.initial_steps=30",
+        "method.learning.batch_size=4",
+        "method.sequence_rule=any",
+    )
+    evaluation = EvaluationConfig(every=50, episodes=2)
+    return replace(small, env_steps=env_steps, evaluation=evaluation, **changes)
+
+
+def go(folder: Path, what: Experiment, **runtime: Any) -> Run:
+    run = Run.prepare(folder, what)
+    train.train(run, Runtime(threads=1, log_every=5, **runtime), Console(file=StringIO()))
+    return run
+
+
+def weights(run: Run) -> dict[str, torch.Tensor]:
+    folder, _ = checkpoint.newest(run)
+    return safetensors.torch.load_file(folder / "agent.safetensors")
+
+
+def assert_same(one: Run, two: Run) -> None:
+    """Bit for bit: parameters, moments, logs, evaluations, streams, counts, replay."""
+    assert one.metrics_file.read_bytes() == two.metrics_file.read_bytes()
+    assert one.evaluations_file.read_bytes() == two.evaluations_file.read_bytes()
+    first, second = weights(one), weights(two)
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[key], second[key]) for key in first)
+    states = [checkpoint.newest(run)[1] for run in (one, two)]
+    for state in states:
+        del state["replay"]["segments"]  # cut elsewhere, same frames
+    assert states[0] == states[1]
+
+
+def stop_after(monkeypatch: pytest.MonkeyPatch, decisions: int) -> None:
+    """Make the loop see a stop signal once that many decisions are taken."""
+    original = train._Trainer._decide
+
+    def decide(self: Any) -> None:
+        original(self)
+        if self.session.counts.decisions == decisions:
+            import os
+            import signal
+
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(train._Trainer, "_decide", decide)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_stopped_and_continued_equals_never_stopped(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = go(tmp_path / "whole", experiment(method))
+    for decisions in (17, 44, 71):  # before learning, in mid-episode, near the end
+        with monkeypatch.context() as patch:
+            stop_after(patch, decisions)
+            with pytest.raises(Stopped, match=r"a checkpoint is written"):
+                go(tmp_path / "parts", experiment(method))
+    parts = go(tmp_path / "parts", experiment(method))
+    assert_same(whole, parts)
+
+
+def test_a_crash_falls_back_to_the_last_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = go(tmp_path / "whole", experiment())
+    original = train._Trainer._decide
+    with monkeypatch.context() as patch:
+
+        def decide(self: Any) -> None:
+            if self.session.counts.decisions == 40:
+                self._save()
+            if self.session.counts.decisions == 63:
+                raise RuntimeError("power cut")
+            original(self)
+
+        patch.setattr(train._Trainer, "_decide", decide)
+        with pytest.raises(RuntimeError, match="power cut"):
+            go(tmp_path / "parts", experiment())
+    assert_same(whole, go(tmp_path / "parts", experiment()))
+
+
+def test_frequent_checkpoints_change_nothing(tmp_path: Path) -> None:
+    rare = go(tmp_path / "rare", experiment())
+    often = go(tmp_path / "often", experiment(), checkpoint_minutes=0)
+    assert_same(rare, often)
+    assert len(list(often.checkpoints.iterdir())) == checkpoint.KEEP
+
+
+def test_evaluations_come_at_zero_at_every_mark_and_at_the_very_end(tmp_path: Path) -> None:
+    run = go(tmp_path / "run", experiment(env_steps=120))
+    rows = run.evaluations()
+    assert [row["mark"] for row in rows] == [0, 50, 100, 120]
+    assert [row["env_steps"] for row in rows] == [0, 50, 100, 120]
+    assert [row["updates"] for row in rows] == [0, 20, 70, 90]
+    assert all(len(row["returns"]) == 2 for row in rows)
+    exact = go(tmp_path / "exact", experiment(env_steps=100))
+    assert [row["mark"] for row in exact.evaluations()] == [0, 50, 100]
+
+
+def test_a_finished_run_is_not_done_again_but_may_be_extended(tmp_path: Path) -> None:
+    run = go(tmp_path / "run", experiment(env_steps=50))
+    before = run.metrics_file.read_bytes(), run.evaluations_file.read_bytes()
+    again = go(tmp_path / "run", experiment(env_steps=50))
+    assert (again.metrics_file.read_bytes(), again.evaluations_file.read_bytes()) == before
+    longer = go(tmp_path / "run", experiment(env_steps=100))
+    assert_same(longer, go(tmp_path / "fresh", experiment(env_steps=100)))
+
+
+def test_counts_are_logged_side_by_side(tmp_path: Path) -> None:
+    what = experiment(env_steps=120)
+    what = replace(what, env=replace(what.env, action_repeat=2))
+    run = go(tmp_path / "run", what)
+    rows = [json.loads(line) for line in run.metrics_file.read_text().splitlines()]
+    learning = [row for row in rows if "critic/loss" in row]
+    assert learning
+    for row in learning:
+        # Logged inside a decision: after learning, before the environment moves.
+        assert row["updates"] == row["decisions"] - 30
+        assert row["decisions"] <= row["env_steps"] <= 2 * row["decisions"]
+
+
+def test_the_order_of_one_decision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Act, learn from what is stored, then step and store: the family's loop."""
+    calls: list[str] = []
+
+    def spy(owner: Any, name: str, label: str) -> None:
+        original = getattr(owner, name)
+
+        def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+            calls.append(label)
+            return original(self, *args, **kwargs)
+
+        monkeypatch.setattr(owner, name, wrapped)
+
+    spy(train.Agent, "random_action", "random")
+    spy(train.Agent, "update", "learn")
+    spy(train.Replay, "add", "store")
+    spy(train._Trainer, "_evaluate", "evaluate")
+    original_act = train.Agent.act
+
+    def act(self: Any, observation: Any, *, explore: bool) -> Any:
+        if explore:
+            calls.append("act")
+        return original_act(self, observation, explore=explore)
+
+    monkeypatch.setattr(train.Agent, "act", act)
+    go(tmp_path / "run", experiment(env_steps=32))
+    expected = ["evaluate"] + ["random", "store"] * 30 + ["act", "learn", "store"] * 2
+    assert calls == [*expected, "evaluate"]
+
+
+def test_learning_must_not_start_before_there_is_anything_to_learn_from(tmp_path: Path) -> None:
+    what = tiny("ksl-released", "method.learning.initial_steps=30")
+    with pytest.raises(KstepError, match=r"take 60 decisions and learning starts after 30"):
+        go(tmp_path / "run", what)
+    with pytest.raises(KstepError, match=r"k=61 is longer than an episode"):
+        go(tmp_path / "other", tiny("ksl", "method.auxiliary.k=61"))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("unit", "decisions"), [("decisions", 30), ("env_steps", 15)])
+def test_initial_steps_in_either_unit(unit: str, decisions: int, tmp_path: Path) -> None:
+    what = experiment(env_steps=80)
+    method = replace(what.method, learning=replace(what.method.learning, initial_unit=unit))
+    what = replace(what, method=method, env=replace(what.env, action_repeat=2))
+    run = go(tmp_path / "run", what)
+    last = run.evaluations()[-1]
+    assert last["updates"] == last["decisions"] - decisions
+
+
+def test_evaluating_changes_no_training(tmp_path: Path) -> None:
+    often = replace(experiment(), evaluation=EvaluationConfig(every=10, episodes=3))
+    one, two = go(tmp_path / "often", often), go(tmp_path / "rare", experiment())
+    first, second = weights(one), weights(two)
+    assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+def test_another_experiment_in_the_folder_is_refused_with_the_difference(tmp_path: Path) -> None:
+    run = go(tmp_path / "run", experiment(env_steps=40))
+    before = {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()}
+    with pytest.raises(KstepError, match=r"seed: there 1, here 2"):
+        Run.prepare(run.folder, replace(experiment(env_steps=40), seed=2))
+    assert before == {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()}
+    stranger = tmp_path / "stranger"
+    stranger.mkdir()
+    (stranger / "thesis.txt").write_text("mine")
+    with pytest.raises(KstepError, match="is not a run"):
+        Run.prepare(stranger, experiment())
+
+
+def test_two_processes_cannot_write_one_run(tmp_path: Path) -> None:
+    run = Run.prepare(tmp_path / "run", experiment())
+    run.create()
+    with run.locked(), pytest.raises(KstepError, match="is being written by process"):
+        go(tmp_path / "run", experiment())
+
+
+def damage(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("victim", ["agent.safetensors", "state.json"])
+def test_a_damaged_checkpoint_gives_way_to_the_previous_one(tmp_path: Path, victim: str) -> None:
+    whole = go(tmp_path / "whole", experiment())
+    run = go(tmp_path / "run", experiment(), checkpoint_minutes=0)
+    last = sorted(run.checkpoints.iterdir())[-1]
+    if victim == "state.json":
+        (last / victim).write_text("{")
+    else:
+        damage(last / victim)
+    assert checkpoint.newest(run)[0] != last
+    assert_same(whole, go(tmp_path / "run", experiment()))
+    assert (run.checkpoints / f"{last.name}.damaged").is_dir()
+
+
+def test_a_run_without_any_whole_checkpoint_says_so(tmp_path: Path) -> None:
+    run = go(tmp_path / "run", experiment(env_steps=40))
+    for path in run.replay.iterdir():
+        damage(path)
+    with pytest.raises(KstepError, match=r"no usable checkpoint\n.*missing or damaged"):
+        checkpoint.newest(run)
+
+
+def test_pickles_are_refused(tmp_path: Path) -> None:
+    run = go(tmp_path / "run", experiment(env_steps=40))
+    folder, state = checkpoint.newest(run)
+    bomb = folder / "agent.safetensors"
+    marker = tmp_path / "exploded"
+
+    class Bomb:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (marker.touch, ())
+
+    torch.save({"x": Bomb()}, bomb)
+    from kstep.files import sha256, write_json
+
+    write_json(folder / "state.json", {**state, "weights": sha256(bomb)})
+    with pytest.raises(Exception, match=r"header|Header|safetensor"):
+        go(tmp_path / "run", experiment(env_steps=60))
+    assert not marker.exists()
+
+
+def test_disk_replay_trains_like_memory(tmp_path: Path) -> None:
+    base = experiment()
+    on_disk = replace(base, replay=replace(base.replay, storage="disk"))
+    one, two = go(tmp_path / "memory", base), go(tmp_path / "disk", on_disk)
+    first, second = weights(one), weights(two)
+    assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+def test_what_a_run_records_about_its_machine(tmp_path: Path) -> None:
+    run = go(tmp_path / "run", experiment(env_steps=40))
+    (entry,) = json.loads((run.folder / "system.json").read_text())
+    assert entry["versions"]["torch"].startswith("2.13.0")
+    assert entry["rendering"].startswith("rendering:")
+    assert entry["commit"]
+    assert entry["processor"]
+    config = json.loads((run.folder / "config.json").read_text())
+    assert config["digest"] == run.digest
+    assert np.isfinite(run.evaluations()[0]["returns"]).all()
