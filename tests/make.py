@@ -35,7 +35,7 @@ def spec_for(experiment: Experiment, episode_decisions: int = 12) -> EnvSpec:
 def filled_replay(spec: EnvSpec, stack: int, episodes: int = 6, length: int = 12) -> Replay:
     """Episodes of random frames; the same every time."""
     rng = np.random.default_rng(7)
-    replay = Replay(ReplayConfig(capacity=500, stack=stack), spec)
+    replay = Replay(ReplayConfig(capacity=500), spec, stack)
 
     def frame() -> np.ndarray:
         if spec.observation == "pixels":

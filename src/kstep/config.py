@@ -15,11 +15,11 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from kstep import methods
 from kstep.envs import EnvConfig, tasks
-from kstep.methods.base import TASK_LEARNING_RATES, Method
+from kstep.methods.base import Method, Part
 from kstep.replay import ReplayConfig
 from kstep.types import KstepError
 
@@ -50,30 +50,43 @@ class Experiment:
 
     def validate(self) -> None:
         """Refuse what cannot work, naming the key and what is allowed."""
-        learning = self.method.learning
+        method, learning = self.method, self.method.learning
         positive: dict[str, float] = {
             "env_steps": self.env_steps,
             "evaluation.every": self.evaluation.every,
             "evaluation.episodes": self.evaluation.episodes,
             "env.size": self.env.size,
-            "method.stack": self.method.stack,
+            "method.stack": method.stack,
+            "method.encoder.channels": method.encoder.channels,
+            "method.encoder.latent_dim": method.encoder.latent_dim,
             "method.learning.batch_size": learning.batch_size,
+            "method.learning.initial_steps": learning.initial_steps,
             "method.learning.actor_every": learning.actor_every,
             "method.learning.ema_every": learning.ema_every,
-            "method.sac.critic_views": self.method.sac.critic_views,
-            "method.sac.hidden": self.method.sac.hidden,
+            "method.sac.critic_views": method.sac.critic_views,
+            "method.sac.hidden": method.sac.hidden,
             "replay.capacity": self.replay.capacity,
         }
+        if method.auxiliary is not None:
+            positive["method.auxiliary.transition_inputs"] = method.auxiliary.transition_inputs
         for key, value in positive.items():
             if value < 1:
                 raise KstepError(f"{key} must be at least 1, not {value}")
         for key, value in (
             ("method.learning.critic_ema_rate", learning.critic_ema_rate),
             ("method.learning.encoder_ema_rate", learning.encoder_ema_rate),
-            ("method.sac.discount", self.method.sac.discount),
+            ("method.sac.discount", method.sac.discount),
         ):
             if not 0.0 <= value <= 1.0:
                 raise KstepError(f"{key} must lie between 0 and 1, not {value}")
+        low, high = method.sac.log_std_bounds
+        if low >= high:
+            raise KstepError(f"method.sac.log_std_bounds must rise, not [{low}, {high}]")
+        if sorted(learning.order) != sorted(get_args(Part)):
+            raise KstepError(
+                "method.learning.order must name each of "
+                f"{', '.join(get_args(Part))} once, not {list(learning.order)}"
+            )
         if self.seed < 0:
             raise KstepError(f"seed must not be negative, not {self.seed}")
         if self.method.observation != self.env.observation:
@@ -144,15 +157,11 @@ def resolve(
         raise KstepError(
             f"unknown preset '{preset}'.{_near(preset, PRESETS)} Presets: {', '.join(PRESETS)}"
         )
-    learning = chosen.learning
-    if learning.task_learning_rates and parsed.name in TASK_LEARNING_RATES:
-        learning = replace(learning, learning_rate=TASK_LEARNING_RATES[parsed.name])
     experiment = Experiment(
-        method=replace(chosen, learning=learning),
+        method=methods.for_task(chosen, parsed.name),
         env=EnvConfig(task=parsed.name, observation=chosen.observation),
         seed=seed,
         preset=preset,
-        replay=ReplayConfig(stack=chosen.stack),
     )
     experiment = PRESETS[preset](experiment)
     if env_steps is not None:

@@ -61,7 +61,7 @@ class Episode:
         return Step(frame, float(reward), terminated, truncated, int(info["env_steps"]))
 
     def state(self) -> dict[str, Any]:
-        """Seed, actions (exact, as hexadecimal float32) and the return so far."""
+        """Return the seed and the actions so far, exact (float32 as hexadecimal)."""
         actions = np.asarray(self.actions, dtype=np.float32)
         return {"seed": self.seed, "length": len(self.actions), "actions": actions.tobytes().hex()}
 

@@ -37,10 +37,10 @@ class JsonLines:
 
     def write(self, row: dict[str, Any]) -> None:
         self._file.write((json.dumps(row) + "\n").encode())
+        self._file.flush()  # for whoever is watching the file
 
     def sync(self) -> None:
         """Make everything written so far survive a crash of the machine."""
-        self._file.flush()
         os.fsync(self._file.fileno())
 
     def close(self) -> None:

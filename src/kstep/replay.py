@@ -49,15 +49,11 @@ class ReplayConfig:
 
     capacity: int = 100_000
     """Decisions; the newest are kept."""
-    stack: int = 3
-    """Frames per observation; 1 for state vectors."""
     storage: Storage = "memory"
 
     def __post_init__(self) -> None:
         if self.capacity < 1:
             raise KstepError(f"replay.capacity = {self.capacity}: need at least 1")
-        if self.stack < 1:
-            raise KstepError(f"replay.stack = {self.stack}: need at least 1")
         if self.storage not in get_args(Storage):
             allowed = ", ".join(get_args(Storage))
             raise KstepError(f"replay.storage = {self.storage!r}: allowed are {allowed}")
@@ -66,10 +62,14 @@ class ReplayConfig:
 class Replay:
     """A ring of frames. Its size is fixed when it is made; pages are touched as they fill."""
 
-    def __init__(self, config: ReplayConfig, spec: EnvSpec, folder: Path | None = None) -> None:
+    def __init__(
+        self, config: ReplayConfig, spec: EnvSpec, stack: int = 3, folder: Path | None = None
+    ) -> None:
+        """`stack` frames make an observation; 1 for state vectors."""
         self.config = config
         self.spec = spec
-        self.slots = _slots(config, spec)
+        self.stack = stack
+        self.slots = _slots(config, spec, stack)
         self._frames = self._allocate_frames(folder)
         self._t = np.zeros(self.slots, np.int32)
         self._action = np.zeros((self.slots, spec.action_dim), np.float32)
@@ -77,7 +77,7 @@ class Replay:
         self._bootstrap = np.zeros(self.slots, np.float32)
         # First frame of episode e, in entry e % slots: enough, as an episode has a frame or more.
         self._first = np.zeros(self.slots, np.int64)
-        self._back = np.arange(config.stack - 1, -1, -1)
+        self._back = np.arange(stack - 1, -1, -1)
 
         self._total = 0  # frames ever written
         self._episodes = 0  # episodes ever begun
@@ -87,15 +87,15 @@ class Replay:
         self._held = 0  # sampleable transitions
 
     @staticmethod
-    def bytes_needed(config: ReplayConfig, spec: EnvSpec) -> int:
+    def bytes_needed(config: ReplayConfig, spec: EnvSpec, stack: int = 3) -> int:
         """Return the bytes a full replay takes."""
         frame = math.prod(spec.frame_shape) * spec.frame_dtype.itemsize
         # t, reward, bootstrap and action at 4 bytes, the episode's first frame at 8.
-        return _slots(config, spec) * (frame + 4 * (3 + spec.action_dim) + 8)
+        return _slots(config, spec, stack) * (frame + 4 * (3 + spec.action_dim) + 8)
 
     def describe(self) -> str:
         """Return one line for the log."""
-        size = _human(self.bytes_needed(self.config, self.spec))
+        size = _human(self.bytes_needed(self.config, self.spec, self.stack))
         place = "in memory" if self.config.storage == "memory" else "on disk"
         return f"replay: {self.config.capacity:,} decisions, {size} {place}"
 
@@ -212,7 +212,7 @@ class Replay:
         if counters["slots"] != self.slots:
             raise KstepError(
                 f"the saved replay has {counters['slots']:,} slots, this one {self.slots:,}. "
-                "Continue with the replay.capacity, replay.stack and environment of the saved run"
+                "Continue with the replay.capacity, method.stack and environment of the saved run"
             )
         covered = None
         for part in parts:
@@ -259,9 +259,11 @@ class Replay:
         }
 
     @staticmethod
-    def refuse_too_large(config: ReplayConfig, spec: EnvSpec, folder: Path | None = None) -> None:
+    def refuse_too_large(
+        config: ReplayConfig, spec: EnvSpec, stack: int = 3, folder: Path | None = None
+    ) -> None:
         """Raise where a replay would not fit; writes and allocates nothing."""
-        needed = Replay.bytes_needed(config, spec)
+        needed = Replay.bytes_needed(config, spec, stack)
         if config.storage == "memory":
             available = int(psutil.virtual_memory().available)
             _check_room(needed, available, "memory", "or replay.storage=disk")
@@ -275,7 +277,7 @@ class Replay:
         _check_room(needed, available, f"disk space in {folder}", "or another folder")
 
     def _allocate_frames(self, folder: Path | None) -> Array:
-        self.refuse_too_large(self.config, self.spec, folder)
+        self.refuse_too_large(self.config, self.spec, self.stack, folder)
         shape = (self.slots, *self.spec.frame_shape)
         if folder is None or self.config.storage == "memory":
             return np.zeros(shape, self.spec.frame_dtype)
@@ -303,7 +305,7 @@ class Replay:
     def _oldest_needed(self) -> int:
         """Return the first frame of the oldest start's stack."""
         t = int(self._t[self._oldest % self.slots])
-        return self._oldest - min(t, self.config.stack - 1)
+        return self._oldest - min(t, self.stack - 1)
 
     def _forget_oldest(self) -> None:
         """Move past the oldest frame, which is a start unless it is its episode's last."""
@@ -357,7 +359,7 @@ class Replay:
 _COUNTERS = ("total", "episodes", "running", "oldest", "oldest_episode", "held")
 
 
-def _slots(config: ReplayConfig, spec: EnvSpec) -> int:
+def _slots(config: ReplayConfig, spec: EnvSpec, stack: int) -> int:
     """Return the frames to keep for the newest `capacity` decisions to be sampleable.
 
     With episodes of L decisions, the newest C decisions touch at most ceil((C - 1) / L) + 1
@@ -366,7 +368,7 @@ def _slots(config: ReplayConfig, spec: EnvSpec) -> int:
     needs S - 1 frames before that.
     """
     length = spec.episode_decisions or ASSUMED_EPISODE_DECISIONS
-    return config.capacity + math.ceil(config.capacity / length) + config.stack
+    return config.capacity + math.ceil(config.capacity / length) + stack
 
 
 def _check_room(needed: int, available: int, of_what: str, otherwise: str) -> None:

@@ -14,7 +14,7 @@ import torch
 
 
 def derive(seed: int, name: str, index: int = 0) -> int:
-    """Return a 63-bit seed for `name` (and the index-th thing of that name), unlike any other."""
+    """Return a 63-bit seed for the index-th thing called `name`."""
     sequence = np.random.SeedSequence([seed, zlib.crc32(name.encode()), index])
     return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
 

@@ -39,7 +39,7 @@ def show_method(experiment: Experiment, console: Console) -> None:
     console.print(_gradients(agent))
     console.print(_slow_copies(agent))
     console.print("[bold]settings[/]")
-    for key, value in flat(method):
+    for key, value in flat(method, "method"):
         console.print(f"  {key} = {value}", highlight=False)
 
 

@@ -1,8 +1,8 @@
 """The training loop.
 
-Order of one decision (the family's, facts of its code bases): choose the action, learn from what is
-already stored, then step the environment and store. Evaluations come before the decision whose
-env_steps reach their mark, the last one after the final decision.
+Order of one decision, as in all code of this family: choose the action, learn from what is already
+stored, then step the environment and store. An evaluation comes between two decisions, as soon as
+env_steps have reached its mark, and the last one after the final decision.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ def train(run: Run, runtime: Runtime, console: Console | None = None) -> None:
     try:
         # Everything that can be refused is refused before anything is written.
         _refuse_impossible(run.experiment, envs.spec_of(env))
-        Replay.refuse_too_large(run.experiment.replay, envs.spec_of(env), run.folder)
+        Replay.refuse_too_large(
+            run.experiment.replay, envs.spec_of(env), run.experiment.method.stack, run.folder
+        )
         run.create()
         with run.locked(), _threads(runtime.threads):
             console.print(rendering, highlight=False)
@@ -87,7 +89,7 @@ class _Trainer:
         streams = Streams(experiment.seed, system.device(runtime.device))
         self.session = Session(
             agent=Agent(experiment.method, self.spec, streams, runtime.device),
-            replay=Replay(experiment.replay, self.spec, run.replay),
+            replay=Replay(experiment.replay, self.spec, experiment.method.stack, run.replay),
             episode=Episode(env, experiment.method.stack),
             counts=Counts(),
         )
@@ -223,11 +225,12 @@ def _refuse_impossible(experiment: Experiment, spec: EnvSpec) -> None:
     method, length = experiment.method, spec.episode_decisions
     if method.auxiliary is None or length is None:
         return
-    k = method.auxiliary.k
-    if k > length:
+    # The released sampler leaves the last two starts of each episode out.
+    needed = method.auxiliary.predictions + (2 if method.sequence_rule == "released" else 0)
+    if needed > length:
         raise KstepError(
-            f"method.auxiliary.k={k} is longer than an episode of {experiment.env.task} "
-            f"({length} decisions)"
+            f"method.auxiliary.k={method.auxiliary.k} needs episodes of {needed} decisions; those "
+            f"of {experiment.env.task} have {length}"
         )
     initial = initial_decisions(method, spec)
     if method.sequence_rule == "released" and initial < length:

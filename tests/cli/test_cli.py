@@ -27,7 +27,7 @@ def kstep(*arguments: str, **options: object) -> subprocess.CompletedProcess[str
 
 
 def train(folder: Path, *extra: str) -> None:
-    options = "--preset debug --env-steps 150 --threads 1".split()
+    options = ["--preset", "debug", "--env-steps", "150", "--threads", "1"]
     main(["train", "ksl", "toy_reach", *options, "--folder", str(folder), *extra])
 
 

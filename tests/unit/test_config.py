@@ -104,6 +104,12 @@ def test_overrides_reach_any_depth() -> None:
         ("seed=-1", "seed must not be negative"),
         ("method.encoder=5", "must be a group of settings"),
         ("method.sac.hidden.x=5", "unknown key"),
+        ("method.learning.order=[]", "must name each of critic, auxiliary, actor once"),
+        ('method.learning.order=["critic"]', "must name each of"),
+        ("method.encoder.latent_dim=0", "must be at least 1"),
+        ("method.sac.log_std_bounds=[2, -10]", "must rise"),
+        ("method.auxiliary.transition_inputs=0", "must be at least 1"),
+        ("method.learning.initial_steps=0", "must be at least 1"),
     ],
 )
 def test_wrong_overrides_are_refused_with_what_is_allowed(override: str, message: str) -> None:

@@ -86,7 +86,7 @@ class Recorder:
             self.add(last and ending == "terminated", last and ending == "truncated")
 
     def stack(self, episode: int, step: int) -> list[tuple[int, int]]:
-        size = self.replay.config.stack
+        size = self.replay.stack
         return [(episode, max(step - back, 0)) for back in range(size - 1, -1, -1)]
 
     def stack_array(self, episode: int, step: int) -> Array:
@@ -173,7 +173,7 @@ def test_samples_are_exactly_the_models(
     endings: list[str],
     k: int,
 ) -> None:
-    replay = Replay(ReplayConfig(capacity, stack), pixel_spec(known))
+    replay = Replay(ReplayConfig(capacity), pixel_spec(known), stack)
     recorder = Recorder(replay)
     for length, ending in zip(lengths, endings, strict=False):
         recorder.episode(length, ending)
@@ -181,7 +181,7 @@ def test_samples_are_exactly_the_models(
 
 
 def test_model_agrees_after_every_single_write() -> None:
-    recorder = Recorder(Replay(ReplayConfig(7, stack=3), pixel_spec(4)))
+    recorder = Recorder(Replay(ReplayConfig(7), pixel_spec(4), 3))
     rng = np.random.default_rng(0)
     for length in (4, 1, 4, 2, 6, 1, 1, 4):
         recorder.begin()
@@ -196,7 +196,7 @@ def test_model_agrees_after_every_single_write() -> None:
 def test_holds_exactly_capacity_when_the_episode_length_is_known(
     capacity: int, length: int, stack: int
 ) -> None:
-    replay = Replay(ReplayConfig(capacity, stack), pixel_spec(length))
+    replay = Replay(ReplayConfig(capacity), pixel_spec(length), stack)
     recorder = Recorder(replay)
     done = 0
     for _ in range(3 * (capacity // length + 2)):
@@ -252,7 +252,7 @@ def chi_square(counts: Array, expected: Array | float) -> bool:
 
 
 def test_any_is_uniform_over_starts() -> None:
-    recorder = Recorder(Replay(ReplayConfig(30, stack=2), pixel_spec(None)))
+    recorder = Recorder(Replay(ReplayConfig(30), pixel_spec(None), 2))
     for length in (20, 3, 1, 12, 7):
         recorder.episode(length, "none")
     rng = np.random.default_rng(3)
@@ -266,7 +266,7 @@ def test_any_is_uniform_over_starts() -> None:
 
 
 def test_released_is_uniform_over_episodes_then_starts() -> None:
-    recorder = Recorder(Replay(ReplayConfig(100, stack=2), pixel_spec(None)))
+    recorder = Recorder(Replay(ReplayConfig(100), pixel_spec(None), 2))
     for length in (20, 6, 4, 12):
         recorder.episode(length)
     starts = sorted(recorder.starts(3, "released"))
@@ -279,7 +279,7 @@ def test_released_is_uniform_over_episodes_then_starts() -> None:
 
 
 def test_shapes_types_and_freshness() -> None:
-    recorder = Recorder(Replay(ReplayConfig(20, stack=3), pixel_spec(5)))
+    recorder = Recorder(Replay(ReplayConfig(20), pixel_spec(5), 3))
     recorder.episode(5)
     rng = np.random.default_rng(0)
     batch = recorder.replay.transitions(6, rng)
@@ -307,7 +307,7 @@ def test_shapes_types_and_freshness() -> None:
 
 def test_state_vectors() -> None:
     spec = EnvSpec("state", (4,), 1, 1, 3)
-    replay = Replay(ReplayConfig(10, stack=1), spec)
+    replay = Replay(ReplayConfig(10), spec, 1)
     replay.begin(np.zeros(4, np.float32))
     for step in range(3):
         frame = np.full(4, step + 1.5, np.float32)
@@ -360,13 +360,13 @@ def test_refuses_what_does_not_fit_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setattr("kstep.replay.shutil.disk_usage", lambda folder: usage)
     config = ReplayConfig(storage="disk")
     with pytest.raises(KstepError, match=r"2\.14 GB.*1\.00 GB of disk.*replay\.capacity"):
-        Replay(config, EnvSpec("pixels", (84, 84, 3), 6, 8, 125), tmp_path)
+        Replay(config, EnvSpec("pixels", (84, 84, 3), 6, 8, 125), folder=tmp_path)
     assert not list(tmp_path.iterdir())
 
 
 def test_disk_equals_memory(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    on_disk = Replay(ReplayConfig(15, storage="disk"), pixel_spec(4), folder)
+    on_disk = Replay(ReplayConfig(15, storage="disk"), pixel_spec(4), folder=folder)
     in_memory = Replay(ReplayConfig(15), pixel_spec(4))
     recorders = [Recorder(on_disk), Recorder(in_memory)]
     for recorder in recorders:
@@ -379,7 +379,7 @@ def test_disk_equals_memory(tmp_path: Path) -> None:
     assert (folder / FRAMES_FILE).stat().st_size == on_disk.slots * np.prod(FRAME_SHAPE)
     assert on_disk.describe().endswith("on disk")
     # A second replay in the same folder starts empty.
-    assert len(Replay(ReplayConfig(15, storage="disk"), pixel_spec(4), folder)) == 0
+    assert len(Replay(ReplayConfig(15, storage="disk"), pixel_spec(4), folder=folder)) == 0
     with pytest.raises(KstepError, match="folder"):
         Replay(ReplayConfig(15, storage="disk"), pixel_spec(4))
 
@@ -387,7 +387,7 @@ def test_disk_equals_memory(tmp_path: Path) -> None:
 @pytest.mark.parametrize("episodes", [0, 1, 3, 9])
 @pytest.mark.parametrize("ending", ["truncated", "none"])
 def test_state_round_trip(episodes: int, ending: str, tmp_path: Path) -> None:
-    config, spec = ReplayConfig(14, stack=3), pixel_spec(5)
+    config, spec = ReplayConfig(14), pixel_spec(5)
     recorder = Recorder(Replay(config, spec))
     for _ in range(episodes):
         recorder.episode(5, ending)
@@ -427,14 +427,14 @@ def assert_same_samples(one: Replay, two: Replay) -> None:
 
 def test_parts_saved_while_recording_add_up() -> None:
     """What a run does: every save holds only what is new since the last, over several laps."""
-    recorder = Recorder(Replay(ReplayConfig(14, stack=3), pixel_spec(5)))
+    recorder = Recorder(Replay(ReplayConfig(14), pixel_spec(5), 3))
     parts: list[dict[str, Array]] = []
     written = 0
     for number in range(12):
         recorder.episode(3, "none") if number % 2 else recorder.episode(5, "truncated")
         parts.append(recorder.replay.export(max(written - 1, 0)))
         written = recorder.replay.total
-    restored = Replay(ReplayConfig(14, stack=3), pixel_spec(5))
+    restored = Replay(ReplayConfig(14), pixel_spec(5), 3)
     restored.restore(parts, recorder.replay.counters())
     assert_same_samples(recorder.replay, restored)
     assert np.array_equal(restored.newest_stack(), recorder.replay.newest_stack())
@@ -497,7 +497,7 @@ def test_misuse_is_refused_and_changes_nothing() -> None:
     check_against_model(recorder, 1, rng)
 
 
-@pytest.mark.parametrize("wrong", [{"capacity": 0}, {"stack": 0}, {"storage": "tape"}])
+@pytest.mark.parametrize("wrong", [{"capacity": 0}, {"storage": "tape"}])
 def test_config_values_are_checked(wrong: dict[str, Any]) -> None:
     with pytest.raises(KstepError, match=f"replay.{next(iter(wrong))}"):
         ReplayConfig(**wrong)

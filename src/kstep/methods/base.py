@@ -13,9 +13,6 @@ from kstep.types import ObservationKind
 
 Part: TypeAlias = Literal["critic", "auxiliary", "actor"]
 
-TASK_LEARNING_RATES = {"cheetah_run": 2e-4}
-"""The one task whose learning rate the KSL paper lowers."""
-
 
 @dataclass(frozen=True)
 class LearningConfig:
@@ -23,8 +20,7 @@ class LearningConfig:
 
     batch_size: int = 128
     learning_rate: float = 1e-3
-    task_learning_rates: bool = True
-    """Use the paper's lower rate where it has one (2e-4 on cheetah_run)."""
+    """2e-4 on cheetah_run, unless set (D31)."""
     betas: tuple[float, float] = (0.9, 0.999)
     temperature_learning_rate: float | None = None
     """None: as `learning_rate`."""
