@@ -16,7 +16,7 @@ train: $(READY) ## train KSL to swing up a cart-pole from pixels (ARGS="--seed 2
 	$(BIN)/kstep train ksl cartpole_swingup --preset cpu $(ARGS)
 
 test: $(READY) ## run the tests (a few minutes)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto $(ARGS)
 
 test-slow: $(READY) ## run the long tests as well: learning, many seeds
 	$(BIN)/python -m pytest -m slow $(ARGS)

@@ -6,23 +6,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
+from typing import cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from kstep import augment
-from kstep.auxiliary.base import AuxiliaryTask
-from kstep.auxiliary.ksl import KSL
+from kstep.auxiliary.base import AuxiliaryTask, RewardSource, Shapes
+from kstep.batches import Batches, Drawn
 from kstep.methods.base import Method, Part
 from kstep.nets.ema import Ema, slow_copy
-from kstep.nets.encoder import build_encoder
+from kstep.nets.encoder import Encoder, GivenFeatures, build_encoder
 from kstep.optimizers import Group, Optimizers
 from kstep.replay import Replay
 from kstep.rl.sac import SAC
-from kstep.rng import Streams
-from kstep.types import Array, EnvSpec, Metrics, SequenceBatch, TransitionBatch, to_device
+from kstep.rng import Streams, derive
+from kstep.types import Array, Encode, EnvSpec, Metrics, TransitionBatch, to_device
+
+SHARED = frozenset({"encoder", "convolutions", "borrowed"})
+"""What several optimizers may step: the encoder, by whichever name, and borrowed Q-layers."""
 
 
 class Agent:
@@ -40,40 +43,54 @@ class Agent:
         self.streams = streams
         self.device = torch.device(device)
         self.augment = augment.build(method.augment)
-        self.sequence_augment = augment.build(method.sequence_augment)
+        self.phase = 0
+        """0; 1 once the task-agnostic exploration of a two-phase method is over."""
+        self.updates = 0
         with torch.random.fork_rng(devices=[]):
             # Layers draw their first weights from the global generator; this keeps it ours.
             torch.manual_seed(streams.init)
             self._build()
-        self.updates = 0
 
     def _build(self) -> None:
-        method, action_dim = self.method, self.spec.action_dim
-        learning = method.learning
-        self.encoder = build_encoder(method.encoder, self.spec, method.stack).to(self.device)
+        method, learning, action_dim = self.method, self.method.learning, self.spec.action_dim
+        seen = replace(self.spec, frame_shape=self.augment.seen_shape(self.spec.frame_shape))
+        self.encoder = build_encoder(method.encoder, seen, method.stack).to(self.device)
         self.slow_encoder = slow_copy(self.encoder)
-        self.core = SAC(method.sac, self.encoder, action_dim, latent_tanh=method.encoder.tanh)
-        self.core.to(self.device)
+        own_head = method.sac.actor_encoder == "share_convolutions"
+        self.core = SAC(
+            method.sac, self.encoder, action_dim, own_head=method.encoder if own_head else None
+        ).to(self.device)
         self.task: AuxiliaryTask | None = None
         if method.auxiliary is not None:
-            self.task = KSL(
-                method.auxiliary,
-                self.encoder.latent_dim,
-                action_dim,
+            shapes = Shapes(
+                latent_dim=self.encoder.latent_dim,
+                feature_shape=self.encoder.feature_shape,
+                action_dim=action_dim,
+                observation_shape=(method.stack, *seen.frame_shape),
                 ema_rate=learning.encoder_ema_rate,
-            ).to(self.device)
-        self.optimizers = Optimizers(self._groups(), shared=frozenset({"encoder"}))
-        self.slow_copies = [
-            Ema("critic", self.core.slow_critic, self.core.critic, learning.critic_ema_rate),
-            Ema("encoder", self.slow_encoder, self.encoder, learning.encoder_ema_rate),
-            *(self.task.slow_copies() if self.task else ()),
-        ]
+                map_shapes=self.encoder.map_shapes,
+            )
+            self.task = method.auxiliary.build(shapes).to(self.device)
+        self.task_encoder = self.slow_encoder
+        if self.task is not None and self.task.slow_encoder_rate is not None:
+            self.task_encoder = slow_copy(self.encoder)
+        self.batches = Batches(method, self.task, self.streams, self.device)
+        self.optimizers = Optimizers(self._groups(), SHARED)
+        self.slow_copies = self._slow_copies()
+
+    @property
+    def _given(self) -> bool:
+        """Whether actor and critic take the convolutions' features as given."""
+        return self.method.learning.encoder_learns_from == "auxiliary"
 
     def _groups(self) -> dict[str, Group]:
         learning, core = self.method.learning, self.core
         rate, betas = learning.learning_rate, learning.betas
+        seen = (
+            {"head": self.encoder.learned()["head"]} if self._given else {"encoder": self.encoder}
+        )
         groups = {
-            "critic": Group({"encoder": self.encoder, "critic": core.critic}, rate, betas),
+            "critic": Group({**seen, "critic": core.critic}, rate, betas),
             "actor": Group({"actor": core.actor}, rate, betas),
             "temperature": Group(
                 {"temperature": core.log_temperature},
@@ -81,92 +98,183 @@ class Agent:
                 learning.temperature_betas,
             ),
         }
-        if self.task is not None:
+        if self.task is not None and self.phase == 0:
             heads_rate = _or(learning.auxiliary_learning_rate, rate)
-            encoder_rate = rate + heads_rate if learning.encoder_double_step else heads_rate
-            groups["auxiliary"] = Group(
-                {"encoder": self.encoder, **self.task.learned()},
+            encoder_rate = _or(learning.encoder_auxiliary_learning_rate, heads_rate)
+            if learning.encoder_double_step:
+                encoder_rate += rate
+            stages = self.encoder.learned()
+            name, module = "encoder", cast(nn.Module, self.encoder)
+            if self.task.sees == "features" and stages:
+                name, module = "convolutions", stages["convolutions"]
+            taken = {
+                "encoder",
+                "convolutions",
+                "head",
+                "critic",
+                "actor",
+                "temperature",
+                "borrowed",
+            }
+            if clash := taken & set(self.task.learned()):
+                raise ValueError(f"the auxiliary task must name its heads otherwise: {clash}")
+            auxiliary = Group(
+                {name: module, **self._borrowed_group(), **self.task.learned()},
                 heads_rate,
                 betas,
-                {"encoder": encoder_rate},
+                {name: encoder_rate},
+                self.task.weight_decays(),
             )
+            if learning.one_optimizer:
+                critic = groups["critic"]
+                own = {k: v for k, v in auxiliary.modules.items() if k not in SHARED}
+                groups["critic"] = replace(
+                    critic,
+                    modules={**critic.modules, **own},
+                    learning_rates=dict.fromkeys(own, heads_rate),
+                    weight_decays=auxiliary.weight_decays,
+                )
+            else:
+                groups["auxiliary"] = auxiliary
         return groups
 
-    def update(self, replay: Replay) -> Metrics:
-        """Take one learning step and return what there is to log."""
-        learning = self.method.learning
-        batch = self._transitions(replay)
+    def _borrowed_group(self) -> dict[str, nn.Module | nn.Parameter]:
+        layers = self._borrowed()
+        return {"borrowed": nn.ModuleList(layers)} if layers else {}
+
+    def _borrowed(self) -> list[nn.Module]:
+        number = self.task.borrowed_layers if self.task else 0
+        return self.core.critic.first_layers(number) if number else []
+
+    def _slow_copies(self) -> list[Ema]:
+        learning, core = self.method.learning, self.core
+        copies = [Ema("critic", core.slow_critic, core.critic, learning.critic_ema_rate)]
+        if self._given:
+            # The head belongs to the critic then, and the convolutions to the auxiliary task.
+            online, slow = self.encoder.learned(), self.slow_encoder.learned()
+            rates = {"head": learning.critic_ema_rate, "convolutions": learning.encoder_ema_rate}
+            copies += [Ema(name, slow[name], online[name], rates[name]) for name in rates]
+        else:
+            copies.append(
+                Ema("encoder", self.slow_encoder, self.encoder, learning.encoder_ema_rate)
+            )
+        return [*copies, *(self.task.slow_copies() if self.task else ())]
+
+    def update(self, replay: Replay, *, every_part: bool = False) -> Metrics:
+        """Take one learning step and return what there is to log.
+
+        `every_part` takes the parts whose turn it is not as well.
+        """
+        drawn = self.batches.draw(replay)
         metrics: Metrics = {}
-        for part in learning.order:
-            if part == "critic":
-                metrics |= self._update_critic(batch)
-            elif part == "auxiliary" and self.task is not None:
-                metrics |= self._update_auxiliary(self.task, replay)
-            elif part == "actor" and self.updates % learning.actor_every == 0:
-                metrics |= self._update_actor(batch)
-        if self.updates % learning.ema_every == 0:
-            for slow in self.slow_copies:
-                slow.step()
+        for part in parts_of(self.method, self.phase):
+            if every_part or self.updates % self.every(part) == 0:
+                if part == "critic":
+                    metrics |= self._update_critic(self._prepared(drawn))
+                elif part == "auxiliary":
+                    metrics |= self._update_auxiliary(drawn)
+                elif part == "actor":
+                    metrics |= self._update_actor(self._prepared(drawn))
+                else:
+                    for slow in self.slow_copies:
+                        slow.step()
+        if drawn.bonus is not None:
+            metrics["reward/bonus"] = drawn.bonus
         self.updates += 1
         return metrics
 
+    def pretrain(self, replay: Replay) -> Metrics:
+        """Take one step of the auxiliary task alone."""
+        return self._update_auxiliary(self.batches.draw(replay))
+
+    def begin_task(self) -> None:
+        """End the exploration of a two-phase method.
+
+        The encoder and the auxiliary task stay as they are from here on and the actor goes on from
+        where it is; critic, temperature and every optimizer start anew.
+        """
+        actor = self.core.actor.state_dict()
+        streams = Streams(derive(self.streams.seed, "begin task"), self.device)
+        fresh = Agent(self.method, self.spec, streams, self.device)
+        self.core = fresh.core
+        self.core.actor.load_state_dict(actor)
+        for mine, new in ((self.encoder, fresh.encoder), (self.slow_encoder, fresh.slow_encoder)):
+            mine.learned()["head"].load_state_dict(new.learned()["head"].state_dict())
+        self.phase = 1
+        self.optimizers = Optimizers(self._groups(), SHARED)
+        self.slow_copies = self._slow_copies()
+
+    def every(self, part: Part) -> int:
+        """Updates from one turn of `part` to the next."""
+        learning = self.method.learning
+        every = {
+            "actor": learning.actor_every,
+            "auxiliary": learning.auxiliary_every,
+            "slow": learning.ema_every,
+        }
+        return every.get(part, 1)
+
     def _update_critic(self, batch: TransitionBatch) -> Metrics:
-        loss, metrics = self.core.critic_loss(
-            self.encoder, self.slow_encoder, batch, self.streams.learn
-        )
-        self.optimizers.minimize("critic", loss)
+        loss, metrics = self.core.critic_loss(*self._encoders(), batch, self.streams.learn)
+        self.optimizers.minimize("critic", loss, partly=self.method.learning.one_optimizer)
         return metrics
 
-    def _update_auxiliary(self, task: AuxiliaryTask, replay: Replay) -> Metrics:
-        loss, metrics = task.loss(self.encoder, self.slow_encoder, self._sequences(task, replay))
-        self.optimizers.minimize("auxiliary", loss)
+    def _update_auxiliary(self, drawn: Drawn) -> Metrics:
+        task = self.task
+        if task is None:
+            return {}
+        encode = _stage(self.encoder, task.sees)
+        encode_slow = _stage(self.task_encoder, task.sees_slow or task.sees)
+        loss, metrics = task.loss(
+            encode, encode_slow, self.batches.sequences(drawn), self._borrowed()
+        )
+        one = self.method.learning.one_optimizer
+        self.optimizers.minimize("critic" if one else "auxiliary", loss, partly=one)
+        if task.slow_encoder_rate is not None:
+            Ema("task's encoder", self.task_encoder, self.encoder, task.slow_encoder_rate).step()
         return metrics
 
     def _update_actor(self, batch: TransitionBatch) -> Metrics:
         # The first view only, as in DrQ and the released code.
         observation = batch.observation[: self.method.learning.batch_size]
         loss, temperature_loss, metrics = self.core.actor_loss(
-            self.encoder, observation, self.streams.learn
+            self._encoders()[0], observation, self.streams.learn
         )
         self.optimizers.minimize("actor", loss)
         self.optimizers.minimize("temperature", temperature_loss)
         return metrics
 
-    def _transitions(self, replay: Replay) -> TransitionBatch:
-        """Draw a batch and augment it; with several views they stand one after the other."""
-        batch = replay.transitions(self.method.learning.batch_size, self.streams.replay)
-        views = self.method.sac.critic_views
+    def _encoders(self) -> tuple[Encoder, Encoder]:
+        """The encoder and its slow copy as the reinforcement-learning core uses them."""
+        if self._given:
+            return GivenFeatures(self.encoder), GivenFeatures(self.slow_encoder)
+        return self.encoder, self.slow_encoder
 
-        def views_of(observation: Array) -> Tensor:
-            drawn = [
-                self.augment.train_view(observation, self.streams.augment) for _ in range(views)
-            ]
-            return to_device(drawn[0] if views == 1 else np.concatenate(drawn), self.device)
+    def _prepared(self, drawn: Drawn) -> TransitionBatch:
+        """Return the transitions as the core takes them: features where those are given, and the
+        reward of the phase. Computed once per update, after the auxiliary task moved the encoder if
+        it comes first."""
+        if drawn.prepared is None:
+            batch = drawn.transitions
+            if self._given:
+                with torch.no_grad():
+                    batch = replace(
+                        batch,
+                        observation=self.encoder.features(batch.observation),
+                        next_observation=self.encoder.features(batch.next_observation),
+                    )
+            drawn.prepared = replace(batch, reward=self._reward(batch, drawn))
+        return drawn.prepared
 
-        def repeated(values: Array) -> Tensor:
-            return to_device(values, self.device).repeat(views, *[1] * (values.ndim - 1))
-
-        return TransitionBatch(
-            observation=views_of(batch.observation),
-            action=repeated(batch.action),
-            reward=repeated(batch.reward),
-            next_observation=views_of(batch.next_observation),
-            bootstrap=repeated(batch.bootstrap),
-        )
-
-    def _sequences(self, task: AuxiliaryTask, replay: Replay) -> SequenceBatch:
-        batch = replay.sequences(
-            self.method.learning.batch_size,
-            task.horizon,
-            self.streams.replay,
-            rule=self.method.sequence_rule,
-        )
-        view = self.sequence_augment.train_view(batch.observation, self.streams.augment)
-        return SequenceBatch(
-            observation=to_device(view, self.device),
-            action=to_device(batch.action, self.device),
-            reward=to_device(batch.reward, self.device),
-        )
+    @torch.no_grad()
+    def _reward(self, batch: TransitionBatch, drawn: Drawn) -> Tensor:
+        exploration = self.method.exploration
+        if exploration is None or (self.phase > 0 and exploration.bonus == 0):
+            return batch.reward
+        assert isinstance(self.task, RewardSource)  # the configuration was checked for it
+        bonus = self.task.reward(batch.next_observation)
+        drawn.bonus = bonus.mean()
+        return bonus if self.phase == 0 else batch.reward + exploration.bonus * bonus
 
     @torch.no_grad()
     def act(self, observation: Array, *, explore: bool) -> Array:
@@ -192,10 +300,12 @@ class Agent:
         }
         if self.task is not None:
             modules["task"] = self.task
+            if self.task_encoder is not self.slow_encoder:
+                modules["task_encoder"] = self.task_encoder
         return modules
 
     def state(self) -> dict[str, Tensor]:
-        """Return every weight and every optimizer moment by path; see also `updates`."""
+        """Return every weight and every optimizer moment by path."""
         weights = {
             f"{name}/{key}": tensor
             for name, module in self.modules().items()
@@ -204,28 +314,24 @@ class Agent:
         moments = {f"optimizers/{key}": value for key, value in self.optimizers.state().items()}
         return weights | moments
 
-    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+    def load_state(self, tensors: Mapping[str, Tensor], *, updates: int, phase: int) -> None:
+        """Continue from a saved state and the two counters that belong to it."""
+        if phase > self.phase:
+            self.begin_task()
+        self.updates = updates
         for name, module in self.modules().items():
             module.load_state_dict(_below(tensors, name))
         self.optimizers.load_state(_below(tensors, "optimizers"))
 
 
-@dataclass(frozen=True)
-class Flow:
-    """One row of the gradient-flow table: which modules a loss moves."""
-
-    loss: str
-    steps: tuple[str, ...]
-
-
-def gradient_flow(agent: Agent) -> list[Flow]:
-    """Return who steps what, read from the live optimizers."""
-    return [Flow(name, tuple(group.modules)) for name, group in agent.optimizers.groups.items()]
-
-
-def parts_of(method: Method) -> tuple[Part, ...]:
+def parts_of(method: Method, phase: int = 0) -> tuple[Part, ...]:
     """The parts of one update that this method really takes, in order."""
-    return tuple(p for p in method.learning.order if p != "auxiliary" or method.auxiliary)
+    learns = method.auxiliary is not None and phase == 0
+    return tuple(part for part in method.learning.order if part != "auxiliary" or learns)
+
+
+def _stage(encoder: Encoder, stage: str) -> Encode:
+    return encoder.features if stage == "features" else encoder
 
 
 def _below(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:

@@ -23,7 +23,7 @@ import numpy as np
 from kstep.types import Array, KstepError
 
 Kind: TypeAlias = Literal["none", "shift", "crop", "translate"]
-Padding: TypeAlias = Literal["replicate", "zero"]
+Padding: TypeAlias = Literal["replicate", "zero", "mirror"]
 Choice = TypeVar("Choice")
 
 BLOCK = 8
@@ -39,19 +39,32 @@ class AugmentConfig:
     """Pixels an image may move from its centre, in each direction. None is the published value:
     4 for shift, 8 for crop (84 of 100), 4 for translate (100 in 108). Not read by none."""
     padding: Padding = "replicate"
-    """What shift brings in from outside: copies of the border, or black. Read by shift only."""
+    """What shift brings in from outside: copies of the border pixel, a mirror image, or black. Read
+    by shift only."""
+    last_offset: bool = True
+    """Whether crop may be at the far edge; CURL's code never is. Read by crop only."""
 
 
 class Augment(abc.ABC):
     """What to render, what to train on and what to act on."""
 
-    @abc.abstractmethod
     def render_size(self, size: int) -> int:
         """Return the pixels to render per side so that the networks see `size` per side."""
+        return size
+
+    def seen_shape(self, frame_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of a frame as the networks see it."""
+        return frame_shape
 
     @abc.abstractmethod
     def train_view(self, observation: Array, rng: np.random.Generator) -> Array:
         """Return a random view of each stack; `observation` is left unchanged."""
+
+    def train_pair(
+        self, observation: Array, next_observation: Array, rng: np.random.Generator
+    ) -> tuple[Array, Array]:
+        """Return views of the two observations of each transition, drawn independently."""
+        return self.train_view(observation, rng), self.train_view(next_observation, rng)
 
     @abc.abstractmethod
     def act_view(self, observation: Array) -> Array:
@@ -60,9 +73,6 @@ class Augment(abc.ABC):
 
 class Identity(Augment):
     """No augmentation. The only one that also accepts state vectors."""
-
-    def render_size(self, size: int) -> int:
-        return size
 
     def train_view(self, observation: Array, rng: np.random.Generator) -> Array:
         return observation
@@ -78,9 +88,6 @@ class RandomShift(Augment):
         self.pad = _checked_pad(pad)
         self.padding = _checked("padding", padding, get_args(Padding))
 
-    def render_size(self, size: int) -> int:
-        return size
-
     def train_view(self, observation: Array, rng: np.random.Generator) -> Array:
         return shift(observation, _offsets(observation, 2 * self.pad, rng), self.pad, self.padding)
 
@@ -94,15 +101,20 @@ class RandomCrop(Augment):
     Offsets are uniform in 0..2 pad inclusive, as in RAD. CURL's code never draws the last one.
     """
 
-    def __init__(self, pad: int = 8) -> None:
+    def __init__(self, pad: int = 8, *, last_offset: bool = True) -> None:
         self.pad = _checked_pad(pad)
+        self.last = 2 * self.pad if last_offset else 2 * self.pad - 1
 
     def render_size(self, size: int) -> int:
         return size + 2 * self.pad
 
+    def seen_shape(self, frame_shape: tuple[int, ...]) -> tuple[int, ...]:
+        height, width, channels = frame_shape
+        return (height - 2 * self.pad, width - 2 * self.pad, channels)
+
     def train_view(self, observation: Array, rng: np.random.Generator) -> Array:
         height, width = _without_border(observation, self.pad).shape[-3:-1]
-        return crop(observation, _offsets(observation, 2 * self.pad, rng), height, width)
+        return crop(observation, _offsets(observation, self.last, rng), height, width)
 
     def act_view(self, observation: Array) -> Array:
         return np.ascontiguousarray(_without_border(observation, self.pad))
@@ -111,17 +123,19 @@ class RandomCrop(Augment):
 class RandomTranslate(Augment):
     """Cut `pad` pixels off every side and paste the rest anywhere into a black canvas.
 
-    The canvas has the rendered size. RAD gives the two observations of a transition the same
-    placement; join them along the stack axis before the call to have that. Its code acts on the
-    uncut render while collecting data and on the centred paste when evaluating; here both act on
-    the centred paste.
+    The canvas has the rendered size. The two observations of a transition get the same placement,
+    as in RAD. Its code acts on the uncut render while collecting data and on the centred paste when
+    evaluating; here both act on the centred paste.
     """
 
     def __init__(self, pad: int = 4) -> None:
         self.pad = _checked_pad(pad)
 
-    def render_size(self, size: int) -> int:
-        return size
+    def train_pair(
+        self, observation: Array, next_observation: Array, rng: np.random.Generator
+    ) -> tuple[Array, Array]:
+        offsets = _offsets(observation, 2 * self.pad, rng)
+        return self._paste(observation, offsets), self._paste(next_observation, offsets)
 
     def train_view(self, observation: Array, rng: np.random.Generator) -> Array:
         offsets = _offsets(observation, 2 * self.pad, rng)
@@ -146,7 +160,7 @@ def build(config: AugmentConfig) -> Augment:
     if kind == "shift":
         return RandomShift(4 if config.pad is None else config.pad, config.padding)
     if kind == "crop":
-        return RandomCrop(8 if config.pad is None else config.pad)
+        return RandomCrop(8 if config.pad is None else config.pad, last_offset=config.last_offset)
     if kind == "translate":
         return RandomTranslate(4 if config.pad is None else config.pad)
     return Identity()
@@ -194,7 +208,7 @@ def _pad_and_crop(
 
 
 def _surround(padded: Array, frames: Array, pad: int, padding: Padding) -> None:
-    """Write frames into the middle of larger black ones, and replicate their border if asked."""
+    """Write frames into the middle of larger black ones, and continue them outside if asked."""
     height, width = frames.shape[-3:-1]
     rows, columns = slice(pad, pad + height), slice(pad, pad + width)
     padded[..., rows, columns, :] = frames
@@ -204,6 +218,11 @@ def _surround(padded: Array, frames: Array, pad: int, padding: Padding) -> None:
         padded[..., rows, pad + width :, :] = frames[..., -1:, :]
         padded[..., :pad, :, :] = padded[..., pad : pad + 1, :, :]
         padded[..., pad + height :, :, :] = padded[..., pad + height - 1 : pad + height, :, :]
+    elif padding == "mirror":
+        # The border pixel itself is repeated, as in PI-SAC.
+        mirrored_rows = np.pad(np.arange(height), pad, mode="symmetric")
+        mirrored_columns = np.pad(np.arange(width), pad, mode="symmetric")
+        padded[:] = frames.take(mirrored_rows, axis=-3).take(mirrored_columns, axis=-2)
 
 
 def _all_crops(stacks: Array, height: int, width: int) -> Array:

@@ -61,6 +61,7 @@ def save(run: Run, session: Session, positions: Positions) -> Path:
         "digest": run.digest,
         "counts": asdict(session.counts),
         "streams": session.agent.streams.state(),
+        "phase": session.agent.phase,
         "episode": session.episode.state(),
         "replay": {"counters": session.replay.counters(), "segments": segments},
         "positions": asdict(positions),
@@ -79,7 +80,7 @@ def save(run: Run, session: Session, positions: Positions) -> Path:
 def load_weights(run: Run, agent: Agent) -> Counts:
     """Load the newest whole checkpoint's weights, for acting only."""
     folder, state = newest(run)
-    agent.load_state(_tensors(folder / "agent.safetensors"))
+    _load_agent(agent, folder, state)
     return Counts(**state["counts"])
 
 
@@ -87,8 +88,7 @@ def load(run: Run, session: Session) -> Positions:
     """Continue `session` from the newest whole checkpoint."""
     folder, state = newest(run)
     _set_damaged_aside(run, folder)
-    session.agent.load_state(_tensors(folder / "agent.safetensors"))
-    session.agent.updates = state["counts"]["updates"]
+    _load_agent(session.agent, folder, state)
     session.agent.streams.load_state(state["streams"])
     counters = state["replay"]["counters"]
     segments = (
@@ -145,8 +145,9 @@ def _whole(folder: Path) -> bool:
     return folder.name.isdigit() and (folder / "state.json").is_file()
 
 
-def _tensors(path: Path) -> dict[str, Any]:
-    return safetensors.torch.load_file(path)
+def _load_agent(agent: Agent, folder: Path, state: dict[str, Any]) -> None:
+    tensors = safetensors.torch.load_file(folder / "agent.safetensors")
+    agent.load_state(tensors, updates=state["counts"]["updates"], phase=state["phase"])
 
 
 def _write_new_frames(run: Run, replay: Replay) -> dict[str, str]:

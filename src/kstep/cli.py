@@ -43,6 +43,10 @@ class Train:
     """Processor threads; the default uses all cores."""
     checkpoint_minutes: float = 5.0
     """Minutes between checkpoints."""
+    replay: Literal["memory", "disk"] = "memory"
+    """Where the frames of the replay are kept; disk is slower and needs no memory."""
+    overlap: Literal["auto", "on", "off"] = "auto"
+    """Step the environment in a process of its own while learning; same results, bit for bit."""
     tensorboard: bool = False
     """Also write TensorBoard events (needs the extra tb)."""
 
@@ -68,7 +72,12 @@ class Train:
         run = Run.prepare(folder, experiment)
         console.print(f"run folder: {folder}", highlight=False)
         runtime = Runtime(
-            self.device, self.threads, self.checkpoint_minutes, tensorboard=self.tensorboard
+            self.device,
+            self.threads,
+            self.checkpoint_minutes,
+            tensorboard=self.tensorboard,
+            replay=self.replay,
+            overlap=self.overlap,
         )
         try:
             train(run, runtime, console)

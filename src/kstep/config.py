@@ -17,10 +17,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar, get_args
 
-from kstep import methods
+from kstep import augment, methods
+from kstep.auxiliary.base import AuxiliaryConfig
+from kstep.auxiliary.ksl import KSLConfig
 from kstep.envs import EnvConfig, tasks
 from kstep.methods.base import Method, Part
-from kstep.replay import ReplayConfig
 from kstep.types import KstepError
 
 T = TypeVar("T")
@@ -45,7 +46,6 @@ class Experiment:
     preset: str = "paper"
     env_steps: int = 100_000
     """Budget. May be raised later to continue a finished run; not part of its identity."""
-    replay: ReplayConfig = field(default_factory=ReplayConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
 
     def validate(self) -> None:
@@ -65,13 +65,27 @@ class Experiment:
             "method.learning.ema_every": learning.ema_every,
             "method.sac.critic_views": method.sac.critic_views,
             "method.sac.hidden": method.sac.hidden,
-            "replay.capacity": self.replay.capacity,
+            "method.learning.replay_capacity": learning.replay_capacity,
+            "method.learning.auxiliary_every": learning.auxiliary_every,
         }
-        if method.auxiliary is not None:
-            positive["method.auxiliary.transition_inputs"] = method.auxiliary.transition_inputs
         for key, value in positive.items():
             if value < 1:
                 raise KstepError(f"{key} must be at least 1, not {value}")
+        exploration = method.exploration
+        never_negative = {
+            "method.learning.learning_rate": learning.learning_rate,
+            "method.learning.temperature_learning_rate": learning.temperature_learning_rate,
+            "method.learning.auxiliary_learning_rate": learning.auxiliary_learning_rate,
+            "method.learning.encoder_auxiliary_learning_rate": (
+                learning.encoder_auxiliary_learning_rate
+            ),
+            "method.learning.pretraining": learning.pretraining,
+            "method.learning.burst": learning.burst,
+            "method.exploration.env_steps": exploration.env_steps if exploration else None,
+        }
+        for key, amount in never_negative.items():
+            if amount is not None and amount < 0:
+                raise KstepError(f"{key} must not be negative, not {amount}")
         for key, value in (
             ("method.learning.critic_ema_rate", learning.critic_ema_rate),
             ("method.learning.encoder_ema_rate", learning.encoder_ema_rate),
@@ -79,9 +93,10 @@ class Experiment:
         ):
             if not 0.0 <= value <= 1.0:
                 raise KstepError(f"{key} must lie between 0 and 1, not {value}")
-        low, high = method.sac.log_std_bounds
-        if low >= high:
-            raise KstepError(f"method.sac.log_std_bounds must rise, not [{low}, {high}]")
+        if method.sac.log_std_bounds is not None:
+            low, high = method.sac.log_std_bounds
+            if low >= high:
+                raise KstepError(f"method.sac.log_std_bounds must rise, not [{low}, {high}]")
         if sorted(learning.order) != sorted(get_args(Part)):
             raise KstepError(
                 "method.learning.order must name each of "
@@ -94,10 +109,80 @@ class Experiment:
                 f"method '{self.method.name}' sees {self.method.observation}, "
                 f"the environment shows {self.env.observation}"
             )
-        if self.method.auxiliary is not None and self.replay.capacity <= self.method.auxiliary.k:
+        seen = augment.build(method.augment).render_size(method.image_size)
+        if method.observation == "pixels" and self.env.size != seen:
             raise KstepError(
-                f"replay.capacity={self.replay.capacity} cannot hold sequences of "
-                f"k={self.method.auxiliary.k}"
+                f"method.image_size={method.image_size} with method.augment.kind="
+                f"{method.augment.kind} needs frames of {seen} pixels, env.size is {self.env.size}"
+            )
+        if learning.replay_capacity < 2 * learning.initial_steps:
+            raise KstepError(
+                f"method.learning.replay_capacity={learning.replay_capacity} must be at least "
+                f"twice method.learning.initial_steps={learning.initial_steps}"
+            )
+        self._validate_composition()
+
+    def _validate_composition(self) -> None:
+        """Refuse parts that do not go together."""
+        method, learning = self.method, self.method.learning
+        if method.auxiliary is None:
+            for key, used in (
+                ("method.learning.aligned", learning.aligned),
+                ("method.learning.one_optimizer", learning.one_optimizer),
+                ("method.learning.pretraining", learning.pretraining > 0),
+                ("method.exploration", method.exploration is not None),
+                (
+                    "method.learning.encoder_learns_from=auxiliary",
+                    learning.encoder_learns_from == "auxiliary",
+                ),
+            ):
+                if used:
+                    raise KstepError(f"{key} needs an auxiliary task; '{method.name}' has none")
+        if learning.aligned and method.auxiliary is not None and method.auxiliary.horizon == 0:
+            raise KstepError(
+                f"method.learning.aligned needs an auxiliary task with sequences of its own; that "
+                f"of '{method.name}' sees the transitions anyway"
+            )
+        if learning.aligned and method.sac.critic_views > 1:
+            raise KstepError("method.learning.aligned goes with method.sac.critic_views=1 only")
+        if method.sac.actor_latent == "reused":
+            if method.sac.actor_encoder != "share_all":
+                raise KstepError(
+                    "method.sac.actor_latent=reused needs method.sac.actor_encoder=share_all"
+                )
+            if learning.order.index("actor") < learning.order.index("critic"):
+                raise KstepError(
+                    "method.sac.actor_latent=reused needs the critic before the actor in "
+                    "method.learning.order"
+                )
+        if method.observation == "state" and method.augment.kind != "none":
+            raise KstepError("a state vector cannot be augmented: method.augment.kind must be none")
+        if learning.one_optimizer and (
+            learning.encoder_double_step or learning.encoder_auxiliary_learning_rate is not None
+        ):
+            raise KstepError(
+                "with method.learning.one_optimizer the encoder has one learning rate: "
+                "encoder_double_step and encoder_auxiliary_learning_rate have no meaning"
+            )
+        if isinstance(method.auxiliary, KSLConfig) and method.auxiliary.knowledge_sharing:
+            width = method.auxiliary.transition_hidden[0]
+            if width != method.sac.hidden:
+                raise KstepError(
+                    f"method.auxiliary.knowledge_sharing takes layers of the critic, so "
+                    f"method.auxiliary.transition_hidden[0]={width} must equal "
+                    f"method.sac.hidden={method.sac.hidden}"
+                )
+        if method.exploration and method.auxiliary and not method.auxiliary.rewards:
+            raise KstepError(
+                f"method.exploration needs an auxiliary task that rewards; "
+                f"'{method.auxiliary.kind}' does not"
+            )
+        if learning.encoder_learns_from == "auxiliary" and method.observation == "state":
+            raise KstepError("a state vector has no encoder for an auxiliary task to learn")
+        if method.exploration is not None and learning.encoder_learns_from != "auxiliary":
+            raise KstepError(
+                "method.exploration needs method.learning.encoder_learns_from=auxiliary: the "
+                "encoder is kept when the task begins"
             )
 
 
@@ -119,17 +204,23 @@ def preset_debug(experiment: Experiment) -> Experiment:
         method,
         encoder=replace(method.encoder, channels=8, strides=(2, 2, 1, 1), latent_dim=16),
         sac=replace(method.sac, hidden=32),
-        auxiliary=method.auxiliary
-        and replace(method.auxiliary, transition_hidden=(32, 32), projection_hidden=32),
-        # One whole episode of cartpole_swingup comes first: some readings need it to be completed.
-        learning=replace(method.learning, batch_size=8, initial_steps=130),
+        auxiliary=method.auxiliary and method.auxiliary.shrunk(),
+        image_size=48,
+        learning=replace(
+            method.learning,
+            batch_size=8,
+            # One reading needs a completed episode first; that of cartpole_swingup takes 125.
+            initial_steps=130 if method.sequence_rule == "released" else 40,
+            initial_unit="decisions",
+            replay_capacity=1_000,
+            pretraining=min(method.learning.pretraining, 3),
+            burst=min(method.learning.burst, 3),
+        ),
     )
     return replace(
         experiment,
         method=shrunk,
-        env=replace(experiment.env, size=36),
         env_steps=1_600,
-        replay=replace(experiment.replay, capacity=1_000),
         evaluation=EvaluationConfig(every=800, episodes=1),
     )
 
@@ -159,14 +250,32 @@ def resolve(
         )
     experiment = Experiment(
         method=methods.for_task(chosen, parsed.name),
-        env=EnvConfig(task=parsed.name, observation=chosen.observation),
+        env=EnvConfig(
+            task=parsed.name,
+            observation=chosen.observation,
+            action_repeat=methods.action_repeat(chosen, parsed.name),
+        ),
         seed=seed,
         preset=preset,
     )
     experiment = PRESETS[preset](experiment)
     if env_steps is not None:
         experiment = replace(experiment, env_steps=env_steps)
+    overrides = list(overrides)
     experiment = override(experiment, overrides)
+    exploration = experiment.method.exploration
+    if exploration is not None and exploration.env_steps is None:
+        half = replace(exploration, env_steps=experiment.env_steps // 2)
+        experiment = replace(experiment, method=replace(experiment.method, exploration=half))
+    # What is rendered follows from what the encoder sees; it is not a choice of its own.
+    rendered = augment.build(experiment.method.augment).render_size(experiment.method.image_size)
+    asked = any(text.partition("=")[0].strip() == "env.size" for text in overrides)
+    if asked and experiment.env.size != rendered:
+        raise KstepError(
+            f"env.size follows from method.image_size={experiment.method.image_size} and the "
+            f"augmentation: {rendered}, not {experiment.env.size}"
+        )
+    experiment = replace(experiment, env=replace(experiment.env, size=rendered))
     experiment.validate()
     return experiment
 
@@ -198,7 +307,8 @@ def override(experiment: Experiment, overrides: Iterable[str]) -> Experiment:
 def encode(value: Any) -> Any:
     """Turn a dataclass into plain JSON values."""
     if dataclasses.is_dataclass(value):
-        return {f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        fields = {f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {"kind": value.kind, **fields} if isinstance(value, AuxiliaryConfig) else fields
     if isinstance(value, tuple | list):
         return [encode(item) for item in value]
     return value
@@ -207,6 +317,8 @@ def encode(value: Any) -> Any:
 def decode(annotation: Any, data: Any, where: str = "") -> Any:
     """Build a value of type `annotation` from JSON values, refusing anything that does not fit."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if annotation is AuxiliaryConfig:
+        return _decode_auxiliary(data, where)
     if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
         return _decode_dataclass(annotation, data, where)
     if origin in (types.UnionType, typing.Union):
@@ -280,6 +392,18 @@ def _decode_dataclass(cls: type[T], data: Any, where: str) -> T:
         if name in data
     }
     return cls(**values)
+
+
+def _decode_auxiliary(data: Any, where: str) -> AuxiliaryConfig:
+    """Build the configuration of whichever task `data` says it is."""
+    if not isinstance(data, Mapping):
+        raise KstepError(f"{where} must be a group of settings, not {data!r}")
+    kind = data.get("kind")
+    if kind not in AuxiliaryConfig.kinds:
+        known = ", ".join(AuxiliaryConfig.kinds)
+        raise KstepError(f"{where}.kind must be one of {known}, not {kind!r}")
+    fields = {key: value for key, value in data.items() if key != "kind"}
+    return _decode_dataclass(AuxiliaryConfig.kinds[kind], fields, where)
 
 
 def _literal(text: str) -> Any:

@@ -40,7 +40,7 @@ def doctor(console: Console, backend: str | None = None) -> bool:
     free = int(psutil.virtual_memory().available)
     spec = EnvSpec("pixels", (84, 84, 3), 1, 8, 125)
     needed = Replay.bytes_needed(ReplayConfig(), spec)
-    verdict = "fits" if needed < 0.8 * free else "does not fit: use --set replay.storage=disk"
+    verdict = "fits" if needed < 0.8 * free else "does not fit: use train with --replay disk"
     console.print(
         f"  {free / 1e9:.1f} GB free; the default replay (100,000 decisions of 84x84 frames) "
         f"needs {needed / 1e9:.2f} GB: {verdict}",

@@ -53,12 +53,20 @@ class Episode:
         self.seed, self.actions, self.total_reward = seed, [], 0.0
         return frame
 
-    def step(self, action: Array) -> Step:
-        frame, reward, terminated, truncated, info = self.env.step(action)
-        self._frames.append(frame)
+    def begin(self, action: Array) -> None:
+        """Set the environment going; `finish` returns where it got."""
+        self.env.begin_step(action)
         self.actions.append(action)
+
+    def finish(self) -> Step:
+        frame, reward, terminated, truncated, info = self.env.finish_step()
+        self._frames.append(frame)
         self.total_reward += float(reward)
         return Step(frame, float(reward), terminated, truncated, int(info["env_steps"]))
+
+    def step(self, action: Array) -> Step:
+        self.begin(action)
+        return self.finish()
 
     def state(self) -> dict[str, Any]:
         """Return the seed and the actions so far, exact (float32 as hexadecimal)."""

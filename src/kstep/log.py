@@ -91,7 +91,7 @@ class Progresses:
         self._last_evaluation = "not evaluated yet"
         self._bar = Progress(
             TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=16),
             TextColumn("{task.completed:>7,.0f}/{task.total:,.0f} env steps"),
             TextColumn("{task.fields[speed]}"),
             TimeElapsedColumn(),
@@ -127,6 +127,7 @@ class Progresses:
             f"  {counts.env_steps:>7,} env steps: return {evaluation.mean:7.1f} "
             f"± {evaluation.spread:.1f} over {episodes} episode{'s' if episodes != 1 else ''}"
         )
+        self._bar.update(self._task, evaluation=self._last_evaluation)
         if self._started is not None:
             # The time it took says nothing about the speed of learning.
             self._started = (self._started[0] + seconds, self._started[1])

@@ -25,6 +25,8 @@ class Group:
     betas: tuple[float, float] = (0.9, 0.999)
     learning_rates: Mapping[str, float] = field(default_factory=dict)
     """Exceptions to `learning_rate`, by the names in `modules`."""
+    weight_decays: Mapping[str, float] = field(default_factory=dict)
+    """Adam's L2 penalty, by the names in `modules`; 0 where none is given."""
 
     def rate(self, name: str) -> float:
         return self.learning_rates.get(name, self.learning_rate)
@@ -51,13 +53,14 @@ class Optimizers:
         }
         self._adams = {name: _adam(group) for name, group in self.groups.items()}
 
-    def minimize(self, name: str, loss: Tensor, retain_graph: bool = False) -> None:
+    def minimize(self, name: str, loss: Tensor, *, partly: bool = False) -> None:
         """Take one step of the optimizer `name` on `loss`; nothing else moves.
 
-        Raises if the loss does not depend on a parameter the group claims to own.
+        Raises if the loss does not depend on a parameter the group claims to own, unless the group
+        serves several losses and this is one of them (`partly`).
         """
         parameters = self.parameters[name]
-        gradients = torch.autograd.grad(loss, parameters, retain_graph=retain_graph)
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=partly)
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
         self._adams[name].step()
@@ -121,6 +124,7 @@ def _adam(group: Group) -> torch.optim.Adam:
         {
             "params": [module] if isinstance(module, nn.Parameter) else list(module.parameters()),
             "lr": group.rate(name),
+            "weight_decay": group.weight_decays.get(name, 0.0),
         }
         for name, module in group.modules.items()
     ]

@@ -53,10 +53,10 @@ class ReplayConfig:
 
     def __post_init__(self) -> None:
         if self.capacity < 1:
-            raise KstepError(f"replay.capacity = {self.capacity}: need at least 1")
+            raise KstepError(f"replay capacity {self.capacity}: need at least 1")
         if self.storage not in get_args(Storage):
             allowed = ", ".join(get_args(Storage))
-            raise KstepError(f"replay.storage = {self.storage!r}: allowed are {allowed}")
+            raise KstepError(f"replay storage {self.storage!r}: allowed are {allowed}")
 
 
 class Replay:
@@ -136,6 +136,11 @@ class Replay:
             self._forget_oldest()
         self._running = not (terminated or truncated)
 
+    def forget(self) -> None:
+        """Make everything so far unavailable; the next frame must begin an episode."""
+        self._oldest, self._oldest_episode = self._total, self._episodes
+        self._held, self._running = 0, False
+
     def transitions(self, n: int, rng: np.random.Generator) -> Transitions:
         """Draw n transitions uniformly, with replacement."""
         start = self._starts(n, 1, rng, "any")
@@ -169,6 +174,7 @@ class Replay:
             observation=self._stacks(frames),
             action=self._action[slots],
             reward=self._reward[slots],
+            bootstrap=self._bootstrap[slots],
         )
 
     @property
@@ -205,19 +211,19 @@ class Replay:
         return {"slots": self.slots, "first": first, **counters}
 
     def restore(self, parts: Iterable[dict[str, Array]], counters: dict[str, Any]) -> None:
-        """Continue exactly where `counters` was taken; the replay must have the same size."""
+        """Continue exactly where `counters` was taken; the replay must be as large or larger."""
         missing = {"slots", "first", *_COUNTERS} - set(counters)
         if missing:
             raise KstepError(f"the saved replay lacks {', '.join(sorted(missing))}")
-        if counters["slots"] != self.slots:
+        if counters["slots"] > self.slots:
             raise KstepError(
                 f"the saved replay has {counters['slots']:,} slots, this one {self.slots:,}. "
-                "Continue with the replay.capacity, method.stack and environment of the saved run"
+                "Continue with the replay_capacity, stack and environment of the saved run"
             )
         covered = None
         for part in parts:
             covered = self._restore_part(part, covered)
-        alive = max(0, counters["total"] - self.slots)
+        alive = max(0, counters["total"] - counters["slots"])
         if covered is None or covered[1] != counters["total"] or covered[0] > alive:
             raise KstepError(
                 f"the saved replay has frames {covered}, needed are {alive} to {counters['total']}"
@@ -266,10 +272,10 @@ class Replay:
         needed = Replay.bytes_needed(config, spec, stack)
         if config.storage == "memory":
             available = int(psutil.virtual_memory().available)
-            _check_room(needed, available, "memory", "or replay.storage=disk")
+            _check_room(needed, available, "memory", "or --replay disk")
             return
         if folder is None:
-            raise KstepError("replay.storage=disk needs a folder to put its frames in")
+            raise KstepError("a replay on disk needs a folder to put its frames in")
         existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
         available = shutil.disk_usage(existing).free
         if (folder / FRAMES_FILE).exists():  # will be replaced, so its space counts as free
@@ -376,7 +382,7 @@ def _check_room(needed: int, available: int, of_what: str, otherwise: str) -> No
         raise KstepError(
             f"the replay needs {_human(needed)}, but {_human(available)} of {of_what} are "
             f"available, of which it takes at most {USABLE_PART:.0%}. "
-            f"Set a smaller replay.capacity, {otherwise}"
+            f"Set a smaller method.learning.replay_capacity, {otherwise}"
         )
 
 

@@ -28,27 +28,25 @@ def show_method(experiment: Experiment, console: Console) -> None:
     """Print what a method consists of."""
     method = experiment.method
     agent = Agent(method, example_spec(experiment), Streams(0))
-    console.print(f"[bold]{method.name}[/]: {method.summary}", highlight=False)
-    console.print(
-        f"one update: {' -> '.join(parts_of(method))} -> slow copies"
-        f" (actor every {method.learning.actor_every}, slow copies every "
-        f"{method.learning.ema_every} updates)\n",
-        highlight=False,
-    )
+    console.print(f"[bold]{method.name}[/]: {method.summary}", highlight=False, soft_wrap=True)
+    console.print(f"one update: {' -> '.join(_turns(agent))}", highlight=False, soft_wrap=True)
+    for line in _schedule(experiment):
+        console.print(line, highlight=False, soft_wrap=True)
+    console.print()
     console.print(_ownership(agent))
     console.print(_gradients(agent))
     console.print(_slow_copies(agent))
     console.print("[bold]settings[/]")
     for key, value in flat(method, "method"):
-        console.print(f"  {key} = {value}", highlight=False)
+        console.print(f"  {key} = {value}", highlight=False, soft_wrap=True)
 
 
 def show_difference(left: Experiment, right: Experiment, console: Console) -> None:
     """Print where two methods differ."""
     rows = [
         (key, a, b)
-        for key, a, b in difference(left.method, right.method)
-        if key not in ("name", "summary")
+        for key, a, b in difference(left, right)
+        if key not in ("method.name", "method.summary")
     ]
     if not rows:
         console.print(f"{left.method.name} and {right.method.name} do not differ")
@@ -77,6 +75,33 @@ def flat(value: Any, prefix: str = "") -> list[tuple[str, str]]:
 
 def text(value: Any) -> str:
     return "-" if value is None else str(value)
+
+
+def _turns(agent: Agent) -> list[str]:
+    """The parts of an update, with how often their turn comes."""
+    names = {"slow": "slow copies"}
+    every = {part: agent.every(part) for part in parts_of(agent.method)}
+    return [
+        names.get(part, part) + (f" (every {number} updates)" if number > 1 else "")
+        for part, number in every.items()
+    ]
+
+
+def _schedule(experiment: Experiment) -> list[str]:
+    """What happens at the start of learning and between phases, where anything does."""
+    learning, exploration = experiment.method.learning, experiment.method.exploration
+    lines = [f"before learning: {learning.initial_steps:,} random {learning.initial_unit}"]
+    if learning.pretraining:
+        lines.append(f"first: {learning.pretraining:,} updates of the auxiliary task alone")
+    if learning.burst:
+        lines.append(f"first: {learning.burst:,} whole updates in a row")
+    if exploration is not None:
+        bonus = f" plus {exploration.bonus:g} of the bonus" if exploration.bonus else ""
+        lines.append(
+            f"phase 1: {exploration.env_steps or 0:,} env steps, rewarded by the task's own bonus; "
+            f"phase 2: encoder and task kept, actor kept, all else anew, the task's reward{bonus}"
+        )
+    return lines
 
 
 def _ownership(agent: Agent) -> Table:
@@ -113,4 +138,6 @@ def _slow_copies(agent: Agent) -> Table:
     for ema in agent.slow_copies:
         if any(True for _ in ema.slow.parameters()):
             table.add_row(f"slow_{ema.name}", ema.name, f"{ema.rate:g}")
+    if agent.task is not None and agent.task.slow_encoder_rate is not None:
+        table.add_row("the task's own", "encoder", f"{agent.task.slow_encoder_rate:g}")
     return table

@@ -7,12 +7,14 @@ env_steps have reached its mark, and the last one after the final decision.
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from types import FrameType
+from typing import Literal
 
 import torch
 from rich.console import Console
@@ -26,7 +28,7 @@ from kstep.episode import Episode
 from kstep.evaluate import evaluate, evaluation_seeds
 from kstep.log import JsonLines, Progresses, TensorBoard, scalars
 from kstep.methods import Method
-from kstep.replay import Replay
+from kstep.replay import Replay, ReplayConfig, Storage
 from kstep.rng import Streams, episode_seed
 from kstep.run import Run
 from kstep.types import Counts, EnvSpec, KstepError, Metrics
@@ -43,6 +45,11 @@ class Runtime:
     log_every: int = 50
     """Updates between lines in metrics.jsonl."""
     tensorboard: bool = False
+    replay: Storage = "memory"
+    """Where the replay's frames are kept."""
+    overlap: Literal["auto", "on", "off"] = "auto"
+    """Whether the environment moves in a process of its own while the agent learns. The results are
+    the same bit for bit. `auto`: for simulated pixels, where a core is free for it."""
 
 
 class Stopped(KstepError):
@@ -65,13 +72,13 @@ def train(run: Run, runtime: Runtime, console: Console | None = None) -> None:
     """Bring the run to its budget, from wherever it is."""
     console = console or Console(soft_wrap=True)
     rendering = envs.rendering(run.experiment.env)
-    env = envs.make(run.experiment.env, run.experiment.seed)
+    env = envs.make(run.experiment.env, run.experiment.seed, apart=_overlaps(run, runtime))
     try:
         # Everything that can be refused is refused before anything is written.
         _refuse_impossible(run.experiment, envs.spec_of(env))
-        Replay.refuse_too_large(
-            run.experiment.replay, envs.spec_of(env), run.experiment.method.stack, run.folder
-        )
+        memory = replay_config(run.experiment, runtime)
+        stack = run.experiment.method.stack
+        Replay.refuse_too_large(memory, envs.spec_of(env), stack, run.folder)
         run.create()
         with run.locked(), _threads(runtime.threads):
             console.print(rendering, highlight=False)
@@ -89,7 +96,12 @@ class _Trainer:
         streams = Streams(experiment.seed, system.device(runtime.device))
         self.session = Session(
             agent=Agent(experiment.method, self.spec, streams, runtime.device),
-            replay=Replay(experiment.replay, self.spec, experiment.method.stack, run.replay),
+            replay=Replay(
+                replay_config(experiment, runtime),
+                self.spec,
+                experiment.method.stack,
+                run.replay,
+            ),
             episode=Episode(env, experiment.method.stack),
             counts=Counts(),
         )
@@ -111,7 +123,8 @@ class _Trainer:
         self.tensorboard = (
             TensorBoard(self.run.folder / "tensorboard") if self.runtime.tensorboard else None
         )
-        title = f"{self.experiment.method.name} {self.experiment.env.task}"
+        name, preset = self.experiment.method.name, self.experiment.preset
+        title = f"{name} ({preset}) {self.experiment.env.task}"
         try:
             with (
                 Progresses(title, self.experiment.env_steps, self.console) as self.progress,
@@ -147,24 +160,52 @@ class _Trainer:
         """One decision: act, learn, step, store."""
         session, counts = self.session, self.session.counts
         agent, replay, episode = session.agent, session.replay, session.episode
-        learning = counts.decisions >= self.initial_decisions
-        if learning:
+        # Counted in the replay, which a second phase starts empty.
+        learning = len(replay) >= self.initial_decisions
+        if learning or agent.phase > 0:
             action = agent.act(episode.observation[None], explore=True)[0]
-            metrics = agent.update(replay)
+        else:
+            action = agent.random_action()
+        episode.begin(action)
+        if learning:
+            metrics = self._learn()
             # The first of every `log_every` updates: an even one, which has the actor's metrics.
             if counts.updates % self.runtime.log_every == 0:
                 self._log(metrics)
             counts.updates = agent.updates
-        else:
-            action = agent.random_action()
-        step = episode.step(action)
+        step = episode.finish()
         replay.add(action, step.reward, step.terminated, step.truncated, step.frame)
         counts.decisions += 1
         counts.env_steps += step.env_steps
         if step.done:
             counts.episodes += 1
             self._log_episode()
+            self._begin_task_if_due()
             replay.begin(episode.start(self._next_seed()))
+
+    def _begin_task_if_due(self) -> None:
+        """End the exploration of a two-phase method, at the first episode's end after its mark."""
+        exploration, session = self.experiment.method.exploration, self.session
+        if exploration is None or session.agent.phase > 0:
+            return
+        assert exploration.env_steps is not None  # settled when the experiment was resolved
+        if session.counts.env_steps >= exploration.env_steps:
+            session.agent.begin_task()
+            session.replay.forget()
+            self.progress.say(
+                f"  {session.counts.env_steps:>7,} env steps: exploration ends, the task begins"
+            )
+
+    def _learn(self) -> Metrics:
+        """Take the updates of one decision: one, unless learning just starts with more."""
+        agent, replay = self.session.agent, self.session.replay
+        learning = self.experiment.method.learning
+        if agent.updates == 0:
+            for _ in range(learning.pretraining):
+                agent.pretrain(replay)
+            for _ in range(learning.burst - 1):
+                agent.update(replay, every_part=True)
+        return agent.update(replay, every_part=agent.updates < learning.burst)
 
     def _next_seed(self) -> int:
         return episode_seed(self.experiment.seed, "train", self.session.counts.episodes)
@@ -220,17 +261,27 @@ class _Trainer:
         checkpoint.save(self.run, self.session, positions)
 
 
+def _overlaps(run: Run, runtime: Runtime) -> bool:
+    if runtime.overlap != "auto":
+        return runtime.overlap == "on"
+    env = run.experiment.env
+    if env.observation != "pixels" or envs.parse(env.task).kind != "suite":
+        return False  # too quick to be worth it, or registered in this process only
+    threads = runtime.threads or torch.get_num_threads()
+    return runtime.device != "cpu" or threads < len(os.sched_getaffinity(0))
+
+
 def _refuse_impossible(experiment: Experiment, spec: EnvSpec) -> None:
     """Refuse what only shows once the environment is known."""
     method, length = experiment.method, spec.episode_decisions
-    if method.auxiliary is None or length is None:
+    if method.auxiliary is None or method.auxiliary.horizon == 0 or length is None:
         return
     # The released sampler leaves the last two starts of each episode out.
-    needed = method.auxiliary.predictions + (2 if method.sequence_rule == "released" else 0)
+    needed = method.auxiliary.horizon + (2 if method.sequence_rule == "released" else 0)
     if needed > length:
         raise KstepError(
-            f"method.auxiliary.k={method.auxiliary.k} needs episodes of {needed} decisions; those "
-            f"of {experiment.env.task} have {length}"
+            f"'{method.name}' learns from sequences of {needed} decisions, but episodes of "
+            f"{experiment.env.task} have {length}"
         )
     initial = initial_decisions(method, spec)
     if method.sequence_rule == "released" and initial < length:
@@ -240,6 +291,13 @@ def _refuse_impossible(experiment: Experiment, spec: EnvSpec) -> None:
             f"after {initial}. Set method.learning.initial_steps to {length} decisions or more, "
             "or method.sequence_rule=any"
         )
+
+
+def replay_config(experiment: Experiment, runtime: Runtime) -> ReplayConfig:
+    """The replay of a run: its method's capacity, or as much as its budget can fill."""
+    # A run stores at most two frames per env step, even if every episode were one decision long.
+    capacity = min(experiment.method.learning.replay_capacity, 2 * experiment.env_steps)
+    return ReplayConfig(capacity, runtime.replay)
 
 
 def initial_decisions(method: Method, spec: EnvSpec) -> int:

@@ -71,6 +71,8 @@ class Sequences:
     """(B, T, A)"""
     reward: Array
     """(B, T)"""
+    bootstrap: Array
+    """(B, T)"""
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,8 @@ class TransitionBatch:
     reward: Tensor
     next_observation: Tensor
     bootstrap: Tensor
+    second_view: Tensor | None = None
+    """(B, S, ...) another view of `observation`, where the auxiliary task asked for one"""
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,9 @@ class SequenceBatch:
     observation: Tensor
     action: Tensor
     reward: Tensor
+    bootstrap: Tensor
+    second_view: Tensor | None = None
+    """(B, S, ...) another view of the first observation, where the task asked for one"""
 
 
 @dataclass

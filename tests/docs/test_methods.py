@@ -1,94 +1,228 @@
-"""The pages in docs/methods: values, metrics, sizes, gradients, costs and commands are live."""
+"""The pages in docs/methods: values, metrics, sizes, gradients, costs and commands are live.
+
+Three kinds of tables hold settings. "key" and one method, or three: all of its settings. "key" and
+two methods: exactly what sets the second apart from the first. "METHOD on" and keys: values that
+depend on the task. The ablations have one table of their own, the index another.
+"""
 
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import shlex
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import Tensor
 
 from kstep import cli, config, train
 from kstep.agent import Agent
+from kstep.config import difference, resolve
 from kstep.methods import METHODS
+from kstep.methods.ablations import ABLATIONS
 from kstep.nets.encoder import Encoder
 from kstep.rng import Streams
 from kstep.types import EnvSpec
-from tests.docs.test_decisions import TASK, Table, assert_live, live, tables
+from tests.docs.test_decisions import KEY, TASK, Table, assert_live, live, tables
 from tests.make import agent_and_replay
 
-PAGES = {
+TEXTS = {
     path.stem: path.read_text()
     for path in sorted((Path(__file__).parents[2] / "docs" / "methods").glob("*.md"))
 }
+PAGES = {name: text for name, text in TEXTS.items() if name not in ("README", "ablations")}
+NAMES = ("method.name", "method.summary")
+
+every_page = pytest.mark.parametrize("page", PAGES)
 
 
 def columns(page: str, first: str) -> list[Table]:
     """Return the tables of a page whose first column has that head."""
-    return [table for table in tables(PAGES[page]) if table.head[0] == first]
+    return [table for table in tables(TEXTS[page]) if table.head[0] == first]
 
 
-def described(page: str) -> list[str]:
-    """Return the methods a page is about: one, or the readings of one."""
-    (table,) = columns(page, "key")
+def methods_in(table: Table) -> list[str]:
     return [name for name in table.head if name in METHODS]
 
 
-def test_every_method_has_a_page() -> None:
-    assert {method for page in PAGES for method in described(page)} == set(METHODS)
+def complete(page: str) -> list[Table]:
+    """Tables with all settings of one method, or of the three readings of one."""
+    return [table for table in columns(page, "key") if len(methods_in(table)) != 2]
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_hyperparameters_are_the_live_ones(page: str) -> None:
-    (table,) = columns(page, "key")
-    for key, *cells in table.rows:
-        for method, value in zip(described(page), cells, strict=False):
-            assert_live(method, key, value)
-        assert cells[-1], f"{key} has no source"
+def comparisons(page: str) -> list[Table]:
+    """Tables with what sets a second method apart from a first."""
+    return [table for table in columns(page, "key") if len(methods_in(table)) == 2]
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_every_hyperparameter_is_named(page: str) -> None:
-    (table,) = columns(page, "key")
-    tabulated = {row[0] for row in table.rows}
+def described(page: str) -> list[str]:
+    """Return the methods a page is about."""
+    whole = [method for table in complete(page) for method in methods_in(table)]
+    return whole + [methods_in(table)[1] for table in comparisons(page)]
+
+
+def what_differs(left: str, right: str, task: str = TASK) -> dict[str, tuple[Any, Any]]:
+    rows = difference(resolve(left, task), resolve(right, task))
+    return {key: (one, other) for key, one, other in rows if key not in NAMES}
+
+
+def value_of(cell: str) -> Any:
+    """Read a cell: "-" is no value, JSON is what it says, all else a word."""
+    if cell in ("-", "null"):
+        return None
+    try:
+        return json.loads(cell)
+    except json.JSONDecodeError:
+        return cell
+
+
+def words(cell: str) -> set[str]:
+    return set(re.findall(r"\w+", cell))
+
+
+def test_every_method_is_documented_once() -> None:
+    documented = [method for page in PAGES for method in described(page)]
+    documented += [method.name for method in ABLATIONS]
+    assert sorted(documented) == sorted(METHODS)
+    (table,) = columns("ablations", "name")
+    assert [row[0] for row in table.rows] == [method.name for method in ABLATIONS]
+
+
+@every_page
+def test_complete_tables_have_the_live_values(page: str) -> None:
+    for table in complete(page):
+        for key, *cells in table.rows:
+            for method, value in zip(methods_in(table), cells, strict=False):
+                assert_live(method, key, value)
+            assert cells[-1], f"{key} has no source"
+
+
+@every_page
+def test_complete_tables_and_what_is_not_read_name_every_setting(page: str) -> None:
     _, _, unread = PAGES[page].partition("Not read by this method:")
-    named = tabulated | set(re.findall(r"`(method\.[\w.]+)`", unread.partition(". ")[0]))
-    for method in described(page):
-        settings = {
-            key
-            for key, value in live(method).items()
-            if key.startswith("method.") and not isinstance(value, dict)
+    for table in complete(page):
+        named = {row[0] for row in table.rows}
+        named |= set(re.findall(r"`(method\.[\w.]+)`", unread.partition(".\n")[0]))
+        for method in methods_in(table):
+            settings = {
+                key
+                for key, value in live(method).items()
+                if key.startswith("method.") and not isinstance(value, dict)
+            }
+            assert settings - set(NAMES) == {key for key in named if key.startswith("method.")}
+
+
+@every_page
+def test_comparisons_list_exactly_what_differs(page: str) -> None:
+    for table in comparisons(page):
+        left, right = methods_in(table)
+        listed = {row[0]: (value_of(row[1]), value_of(row[2])) for row in table.rows}
+        live_values = {
+            # JSON has lists where the configuration has tuples, and the same numbers.
+            key: tuple(json.loads(json.dumps(value)) for value in pair)
+            for key, pair in what_differs(left, right).items()
         }
-        assert settings - {"method.name", "method.summary"} == {
-            key for key in named if key.startswith("method.")
-        }
+        assert listed == live_values, f"{left} and {right}"
+        assert all(row[-1] for row in table.rows), "a value has no source"
+
+
+@every_page
+def test_values_per_task_are_the_live_ones(page: str) -> None:
+    for table in tables(PAGES[page]):
+        method, on, rest = table.head[0].partition(" on")
+        if on and not rest and method in METHODS:
+            for task, *cells in table.rows:
+                for key, cell in zip(table.head[1:], cells, strict=True):
+                    assert live(method, task)[key] == value_of(cell), f"{method} on {task}: {key}"
+
+
+def depends_on_the_task() -> Iterator[tuple[str, str]]:
+    for name in METHODS:
+        if name.endswith("-original"):
+            for task in ("finger_spin", "cheetah_run", "walker_walk", "ball_in_cup_catch"):
+                yield name, task
+
+
+@pytest.mark.parametrize(("method", "task"), [*depends_on_the_task()])
+def test_whatever_the_task_changes_in_an_original_is_on_its_page(method: str, task: str) -> None:
+    page, rate = method.removesuffix("-original"), "method.learning.learning_rate"
+    own = {
+        key
+        for key, value in live(method).items()
+        if not isinstance(value, dict) and value != live(method, task)[key]
+    }
+    # An original that keeps a rate which the controlled setting lowers says so as well.
+    if live(method, task)[rate] == live(page)[rate] != live(page, task)[rate]:
+        own.add(rate)
+    heads = {
+        key: {row[0] for row in table.rows}
+        for table in tables(PAGES[page])
+        if table.head[0] == f"{method} on"
+        for key in table.head[1:]
+    }
+    for key in own - {"env.task"}:
+        assert task in heads.get(key, set()), f"{key} of {method} depends on {task}"
+
+
+def test_ablations_list_exactly_what_differs() -> None:
+    (table,) = columns("ablations", "name")
+    for name, what, settings, where in table.rows:
+        overrides = [f"{key}={value}" for key, value in KEY.findall(f"`{settings}`")]
+        changed = {key: pair[1] for key, pair in what_differs("ksl", name).items()}
+        assert {text.partition("=")[0] for text in overrides} == set(changed), name
+        same = resolve("ksl", TASK, overrides=overrides)
+        assert not what_differs_from(same, name), name
+        assert what
+        assert where
+
+
+def what_differs_from(experiment: config.Experiment, name: str) -> list[str]:
+    rows = difference(experiment, resolve(name, TASK))
+    return [key for key, _, _ in rows if key not in NAMES]
 
 
 def documented_metrics(page: str, k: int) -> set[str]:
-    (table,) = columns(page, "metric")
+    """The metrics of a page's table; a page that adds to sac_pixel's lists only its own."""
+    found = columns(page, "metric")
+    if "Those of [sac_pixel](sac_pixel.md#metrics)" in TEXTS[page]:
+        found += columns("sac_pixel", "metric")
     names = set()
-    for metric, *_ in table.rows:
-        stem = metric.removesuffix("1..k")
-        names |= {metric} if stem == metric else {f"{stem}{j + 1}" for j in range(k)}
+    for table in found:
+        for metric, *_ in table.rows:
+            stem = metric.removesuffix("1..k")
+            names |= {metric} if stem == metric else {f"{stem}{j + 1}" for j in range(k)}
     return names
 
 
-@pytest.mark.parametrize("page", PAGES)
+def emitted(method: str) -> tuple[set[str], int]:
+    """What two updates log, and how many decisions the auxiliary task looks ahead."""
+    agent, replay = agent_and_replay(method)
+    metrics = set(agent.update(replay)) | set(agent.update(replay))
+    return metrics, agent.task.horizon if agent.task else 0
+
+
+OF_THE_LOOP = set(re.findall(r'"([a-z]+/[a-z]+)"', inspect.getsource(train)))
+
+
+@every_page
 def test_metrics_are_those_that_are_written(page: str) -> None:
-    of_the_loop = set(re.findall(r'"([a-z]+/[a-z]+)"', inspect.getsource(train)))
-    assert {"train/return", "train/length", "replay/size"} <= of_the_loop
+    assert {"train/return", "train/length", "replay/size"} <= OF_THE_LOOP
     for method in described(page):
-        agent, replay = agent_and_replay(method)
-        emitted = set(agent.update(replay)) | set(agent.update(replay))
-        auxiliary = agent.method.auxiliary
-        k = auxiliary.predictions if auxiliary else 0
-        assert documented_metrics(page, k) == emitted | of_the_loop
+        metrics, k = emitted(method)
+        assert documented_metrics(page, k) == metrics | OF_THE_LOOP
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("method", [method.name for method in ABLATIONS])
+def test_ablations_write_the_metrics_of_ksl(method: str) -> None:
+    metrics, k = emitted(method)
+    assert documented_metrics("ksl", k) == metrics | OF_THE_LOOP
+
+
+@every_page
 def test_losses_move_what_the_page_says(page: str) -> None:
     (table,) = columns(page, "loss")
     for method in described(page):
@@ -104,16 +238,12 @@ def test_losses_move_what_the_page_says(page: str) -> None:
         }
 
 
-def words(cell: str) -> set[str]:
-    return set(re.findall(r"\w+", cell))
-
-
 def test_networks_have_the_sizes_in_the_table() -> None:
     (table,) = columns("ksl", "network")
     for method in described("ksl"):
         # The first weights do not matter for their number, and PyTorch's own are quickest.
         plain = [f"method.{part}.init=default" for part in ("encoder", "sac", "auxiliary")]
-        experiment = config.resolve(method, "cheetah_run", overrides=plain)
+        experiment = resolve(method, "cheetah_run", overrides=plain)
         agent = Agent(experiment.method, EnvSpec("pixels", (84, 84, 3), 6, 4, 250), Streams(0))
         sizes: dict[str, int] = {}
         for group in agent.optimizers.groups.values():
@@ -127,21 +257,38 @@ def test_networks_have_the_sizes_in_the_table() -> None:
             assert int(row[column].replace(",", "")) == sizes[row[0]], (method, row[0])
 
 
-def count_passes(encoder: Encoder, passes: dict[str, int]) -> None:
+def count_passes(encoder: Encoder, count: dict[str, int]) -> None:
     """Count every image that goes through `encoder`, forward and backward."""
     features = encoder.features
 
     def counting(observation: Tensor) -> Tensor:
         def backward(gradient: Tensor) -> None:
-            passes["backward"] += len(observation)
+            count["backward"] += len(observation)
 
-        passes["forward"] += len(observation)
+        count["forward"] += len(observation)
         output = features(observation)
         if output.requires_grad:
             output.register_hook(backward)
         return output
 
     encoder.features = counting  # type: ignore[method-assign]
+
+
+@cache
+def passes(method: str, phase: int = 0) -> tuple[float, float]:
+    """Forward and backward passes over one batch per update, on average."""
+    agent, replay = agent_and_replay(method)
+    if phase > 0:
+        agent.begin_task()
+    count = {"forward": 0, "backward": 0}
+    for encoder in {agent.encoder, agent.slow_encoder, agent.task_encoder}:
+        count_passes(encoder, count)
+    learning = agent.method.learning
+    updates = 2 * learning.actor_every * learning.auxiliary_every
+    for _ in range(updates):
+        agent.update(replay)
+    batches = updates * learning.batch_size
+    return count["forward"] / batches, count["backward"] / batches
 
 
 def costs() -> Iterator[tuple[str, str, str, str]]:
@@ -153,20 +300,51 @@ def costs() -> Iterator[tuple[str, str, str, str]]:
 
 @pytest.mark.parametrize(("page", "method", "forward", "backward"), [*costs()])
 def test_encoder_passes_are_as_stated(page: str, method: str, forward: str, backward: str) -> None:
-    agent, replay = agent_and_replay(method)
-    passes = {"forward": 0, "backward": 0}
-    count_passes(agent.encoder, passes)
-    count_passes(agent.slow_encoder, passes)
-    updates = 2 * agent.method.learning.actor_every
-    for _ in range(updates):
-        agent.update(replay)
-    per_update = updates * agent.method.learning.batch_size
-    assert passes["forward"] / per_update == float(forward)
-    assert passes["backward"] / per_update == float(backward)
+    assert passes(method) == (float(forward), float(backward))
+
+
+def test_the_second_phase_costs_what_its_page_says() -> None:
+    assert "phase only the first 2 are left" in PAGES["proto_rl"]
+    assert passes("proto_rl", phase=1) == (2, 0)
+
+
+def index_row(method: str) -> list[str]:
+    """What the index says of a method, but for its name and page."""
+    declared = METHODS[method]
+    task = declared.auxiliary
+    if declared.observation == "state":
+        learns, cost = "-", "-"
+    else:
+        learns = "critic"
+        if task is not None:
+            learns = "critic, auxiliary"
+        if declared.learning.encoder_learns_from == "auxiliary":
+            learns = "auxiliary"
+        cost = " + ".join(f"{number:g}" for number in passes(method))
+    seen = str(declared.image_size) + " px" if declared.observation == "pixels" else "state"
+    return [
+        seen,
+        declared.augment.kind,
+        str(declared.sac.critic_views),
+        task.kind if task else "-",
+        learns,
+        cost,
+    ]
+
+
+def test_index_lists_every_method_as_it_is() -> None:
+    (table,) = columns("README", "name")
+    assert [row[0] for row in table.rows] == list(METHODS)
+    for name, *cells, page in table.rows:
+        assert cells == index_row(name), name
+        stem = re.fullmatch(r"\[(\w+)\]\(\1\.md\)", page)
+        assert stem is not None, page
+        ablation = name in {method.name for method in ABLATIONS}
+        assert stem[1] == "ablations" if ablation else name in described(stem[1]), name
 
 
 def commands() -> Iterator[str]:
-    for text in PAGES.values():
+    for text in TEXTS.values():
         for block in re.findall(r"```sh\n(.*?)```", text, flags=re.DOTALL):
             yield from block.replace("\\\n", " ").splitlines()
 
@@ -176,7 +354,13 @@ def test_commands_work(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def resolved_only(verb: cli.Train) -> None:
-        config.resolve(verb.method, verb.task, preset=verb.preset, overrides=verb.set)
+        resolve(
+            verb.method,
+            verb.task,
+            preset=verb.preset,
+            env_steps=verb.env_steps,
+            overrides=verb.set,
+        )
         print("resolved")
 
     monkeypatch.setattr(cli.Train, "__call__", resolved_only)

@@ -23,7 +23,7 @@ from kstep.augment import (
 )
 from kstep.types import Array, KstepError
 
-PAD_MODES = {"replicate": "edge", "zero": "constant"}
+PAD_MODES = {"replicate": "edge", "zero": "constant", "mirror": "symmetric"}
 ALL: list[Augment] = [
     Identity(),
     RandomShift(2),
@@ -54,7 +54,7 @@ def naive_shift(frame: Array, top: int, left: int, pad: int, padding: str) -> Ar
     width=st.integers(1, 9),
     channels=st.sampled_from([1, 3]),
     pad=st.integers(0, 4),
-    padding=st.sampled_from(["replicate", "zero"]),
+    padding=st.sampled_from(["replicate", "zero", "mirror"]),
     seed=st.integers(0, 1000),
 )
 def test_shift_equals_padding_and_cropping_each_image(
@@ -82,7 +82,7 @@ def test_shift_equals_padding_and_cropping_each_image(
             assert np.array_equal(shifted[index][s], naive)
 
 
-@pytest.mark.parametrize("padding", ["replicate", "zero"])
+@pytest.mark.parametrize("padding", ["replicate", "zero", "mirror"])
 def test_shift_at_every_offset(padding: Padding) -> None:
     frame = images(84, 84, 3)
     offsets = np.array([(top, left) for top in range(9) for left in range(9)])
@@ -239,8 +239,8 @@ def test_build_follows_the_config() -> None:
 def test_wrong_values_are_refused_with_what_is_allowed() -> None:
     with pytest.raises(KstepError, match="'jitter': allowed are none, shift, crop, translate"):
         build(AugmentConfig("jitter"))  # type: ignore[arg-type]
-    with pytest.raises(KstepError, match="'mirror': allowed are replicate, zero"):
-        build(AugmentConfig("shift", padding="mirror"))  # type: ignore[arg-type]
+    with pytest.raises(KstepError, match="'circular': allowed are replicate, zero, mirror"):
+        build(AugmentConfig("shift", padding="circular"))  # type: ignore[arg-type]
     with pytest.raises(KstepError, match="pad = -1"):
         build(AugmentConfig("crop", pad=-1))
     with pytest.raises(ValueError, match="cannot cut 8 pixels"):

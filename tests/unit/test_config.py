@@ -37,7 +37,7 @@ def test_the_default_is_the_papers_table() -> None:
     assert experiment.method.encoder.latent_dim == 50
     assert sac.discount == 0.99
     assert sac.initial_temperature == 0.1
-    assert experiment.replay.capacity == 100_000
+    assert learning.replay_capacity == 100_000
     assert sac.log_std_bounds == (-10, 2)
     assert PLANET == {
         "finger_spin": 2,
@@ -50,12 +50,44 @@ def test_the_default_is_the_papers_table() -> None:
 
 
 def test_cheetah_learns_at_its_own_rate() -> None:
+    own = {
+        "drq-original": 1e-3,
+        "sac_ae-original": 1e-3,
+        "sac_pixel-original": 1e-3,
+        "sac_state-original": 1e-4,
+        "pi_sac-original": 3e-4,
+        "proto_rl-original": 1e-4,
+    }
     for method in METHODS:
-        assert resolve(method, "cheetah_run").method.learning.learning_rate == 2e-4
+        rate = resolve(method, "cheetah_run").method.learning.learning_rate
+        assert rate == own.get(method, 2e-4), method
     held = resolve(
         "ksl", "cheetah_run", overrides=["method.learning.learning_rate=0.001"]
     ).method.learning
     assert held.learning_rate == 1e-3
+
+
+def test_the_originals_bring_their_action_repeats_and_schedules() -> None:
+    assert resolve("sac_state-original", "walker_walk").env.action_repeat == 1
+    assert resolve("proto_rl-original", "cartpole_swingup").env.action_repeat == 2
+    assert resolve("pi_sac-original", "finger_spin").env.action_repeat == 1
+    assert resolve("pi_sac", "finger_spin").env.action_repeat is None
+    learning = resolve("pi_sac-original", "walker_walk").method.learning
+    assert (learning.initial_steps, learning.pretraining) == (10_000, 10_000)
+    assert resolve("rad-original", "cheetah_run").method.learning.initial_steps == 10_000
+
+
+def test_exploration_takes_half_of_the_budget_and_is_part_of_the_identity() -> None:
+    short, long = (
+        resolve("proto_rl", "walker_walk", env_steps=n).method.exploration
+        for n in (100_000, 500_000)
+    )
+    assert short is not None
+    assert long is not None
+    assert (short.env_steps, long.env_steps) == (50_000, 250_000)
+    assert digest(resolve("proto_rl", "walker_walk", env_steps=100_000)) != digest(
+        resolve("proto_rl", "walker_walk", env_steps=500_000)
+    )
 
 
 def test_presets_change_what_they_say() -> None:
@@ -70,7 +102,7 @@ def test_overrides_reach_any_depth() -> None:
         overrides=[
             "method.auxiliary.k=5",
             "method.encoder.strides=[2,2]",
-            "replay.storage=disk",
+            "method.learning.replay_capacity=5000",
             "method.encoder.tanh=false",
             "method.learning.auxiliary_learning_rate=1e-4",
             "method.sac.discount=1",
@@ -79,7 +111,7 @@ def test_overrides_reach_any_depth() -> None:
     assert experiment.method.auxiliary is not None
     assert experiment.method.auxiliary.k == 5
     assert experiment.method.encoder.strides == (2, 2)
-    assert experiment.replay.storage == "disk"
+    assert experiment.method.learning.replay_capacity == 5000
     assert experiment.method.encoder.tanh is False
     assert experiment.method.learning.auxiliary_learning_rate == 1e-4
     assert experiment.method.sac.discount == 1.0
@@ -99,16 +131,17 @@ def test_overrides_reach_any_depth() -> None:
         ("method.learning.batch_size=0", "method.learning.batch_size must be at least 1"),
         ("method.sac.discount=1.5", "must lie between 0 and 1"),
         ("env.observation=state", "sees pixels, the environment shows state"),
-        ("replay.capacity=2", "cannot hold sequences of k=3"),
+        ("method.learning.aligned=1", "must be true or false"),
+        ("method.learning.replay_capacity=2", "must be at least twice|twice method"),
+        ("method.auxiliary.kind=ksll", "kind must be one of"),
         ("method.encoder.tanh=1", "must be true or false"),
         ("seed=-1", "seed must not be negative"),
         ("method.encoder=5", "must be a group of settings"),
         ("method.sac.hidden.x=5", "unknown key"),
-        ("method.learning.order=[]", "must name each of critic, auxiliary, actor once"),
+        ("method.learning.order=[]", "must name each of critic, auxiliary, actor, slow once"),
         ('method.learning.order=["critic"]', "must name each of"),
         ("method.encoder.latent_dim=0", "must be at least 1"),
         ("method.sac.log_std_bounds=[2, -10]", "must rise"),
-        ("method.auxiliary.transition_inputs=0", "must be at least 1"),
         ("method.learning.initial_steps=0", "must be at least 1"),
     ],
 )
@@ -130,6 +163,47 @@ def test_wrong_names_get_the_nearest_right_one(names: tuple[str, str], message: 
         resolve(*names)
     with pytest.raises(KstepError, match="Did you mean 'debug'"):
         resolve("ksl", "walker_walk", preset="debgu")
+
+
+@pytest.mark.parametrize(
+    ("method", "overrides", "message"),
+    [
+        ("sac_pixel", ["method.learning.aligned=true"], "aligned needs an auxiliary task"),
+        ("sac_pixel", ["method.learning.one_optimizer=true"], "needs an auxiliary task"),
+        ("ksl-released", ["method.sac.actor_latent=reused"], "needs method.sac.actor_encoder"),
+        ("ksl-released", ["method.learning.aligned=true"], "goes with method.sac.critic_views=1"),
+        ("ksl", ["method.exploration.env_steps=5"], "unknown key"),
+        ("ksl", ["env.size=100"], "follows from method.image_size"),
+        ("ksl-k3-l1", ["method.sac.hidden=64"], "must equal method.sac.hidden=64"),
+        (
+            "pi_sac",
+            ['method.learning.order=["actor","critic","slow","auxiliary"]'],
+            "critic before",
+        ),
+        ("proto_rl", ["method.exploration.env_steps=-5"], "must not be negative"),
+        ("ksl", ["method.learning.learning_rate=-1"], "must not be negative"),
+        ("ksl", ["method.learning.burst=-1"], "must not be negative"),
+        ("sac_state", ["method.augment.kind=crop"], "cannot be augmented"),
+        ("ksl-one-optimizer", ["method.learning.encoder_double_step=true"], "one learning rate"),
+        (
+            "ksl",
+            ['method.exploration={"bonus": 0.1}'],
+            "needs an auxiliary task that rewards|needs",
+        ),
+    ],
+)
+def test_parts_that_do_not_go_together_are_refused(
+    method: str, overrides: list[str], message: str
+) -> None:
+    with pytest.raises(KstepError, match=message):
+        resolve(method, "toy_reach", overrides=overrides)
+
+
+def test_what_is_rendered_follows_from_what_is_seen() -> None:
+    cropped = resolve(
+        "ksl", "toy_reach", overrides=["method.augment.kind=crop", "method.augment.pad=8"]
+    )
+    assert (cropped.method.image_size, cropped.env.size) == (84, 100)
 
 
 def test_the_digest_sees_everything_but_the_budget() -> None:

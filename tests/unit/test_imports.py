@@ -13,7 +13,7 @@ LAYERS = [
     {"errors", "types", "rng", "files"},
     {"nets", "optimizers", "augment", "replay", "envs"},
     {"rl", "auxiliary"},
-    {"methods", "agent", "config"},
+    {"methods", "batches", "agent", "config"},
     {"episode", "evaluate", "run", "checkpoint", "log", "system", "film", "play", "show"},
     {"train", "doctor"},
     {"cli", "__main__"},

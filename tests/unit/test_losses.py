@@ -31,7 +31,7 @@ class Fixed(nn.Module):
 
 def sac(views: int = 1) -> tuple[SAC, Encoder]:
     encoder = StateEncoder((3,), 1)
-    core = SAC(SACConfig(hidden=4, critic_views=views), encoder, 1, latent_tanh=False)
+    core = SAC(SACConfig(hidden=4, critic_views=views), encoder, 1)
     # A policy that always answers tanh(0.5), with nearly no spread: log_std = -10.
     for parameter in core.actor.parameters():
         nn.init.zeros_(parameter)
@@ -118,6 +118,7 @@ def sequences(b: int, k: int, dim: int = 4) -> SequenceBatch:
         observation=torch.randn(b, k + 1, 1, dim, generator=generator),
         action=torch.randn(b, k, 2, generator=generator),
         reward=torch.zeros(b, k),
+        bootstrap=torch.ones(b, k),
     )
 
 
@@ -177,13 +178,13 @@ def test_a_perfect_prediction_costs_nothing() -> None:
     task.slow_projector = nn.Identity()  # type: ignore[assignment]
 
     class Shift(nn.Module):
-        def forward(self, latent: Tensor, action: Tensor) -> Tensor:
+        def forward(self, latent: Tensor, action: Tensor, layers: object) -> Tensor:
             return latent + action
 
     task.transition = Shift()  # type: ignore[assignment]
     start, actions = torch.randn(3, 4), torch.randn(3, 2, 4)
     states = torch.stack([start, start + actions[:, 0], start + actions.sum(1)], dim=1)
-    data = SequenceBatch(states[:, :, None], actions, torch.zeros(3, 2))
+    data = SequenceBatch(states[:, :, None], actions, torch.zeros(3, 2), torch.ones(3, 2))
     assert task.loss(flat, flat, data)[0].item() == pytest.approx(0, abs=1e-6)
     opposite = replace(data, observation=-states[:, :, None])
     loss, _ = task.loss(lambda s: -flat(s), flat, opposite)

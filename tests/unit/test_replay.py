@@ -351,7 +351,7 @@ def test_refuses_what_does_not_fit_in_memory(monkeypatch: pytest.MonkeyPatch) ->
     available(monkeypatch, 1.5e9)
     with pytest.raises(KstepError) as refusal:
         Replay(ReplayConfig(), EnvSpec("pixels", (84, 84, 3), 6, 8, 125))
-    for part in ("2.14 GB", "1.50 GB", "replay.capacity", "replay.storage=disk"):
+    for part in ("2.14 GB", "1.50 GB", "replay_capacity", "--replay disk"):
         assert part in str(refusal.value)
 
 
@@ -359,7 +359,7 @@ def test_refuses_what_does_not_fit_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_
     usage = SimpleNamespace(free=10**9)
     monkeypatch.setattr("kstep.replay.shutil.disk_usage", lambda folder: usage)
     config = ReplayConfig(storage="disk")
-    with pytest.raises(KstepError, match=r"2\.14 GB.*1\.00 GB of disk.*replay\.capacity"):
+    with pytest.raises(KstepError, match=r"2\.14 GB.*1\.00 GB of disk.*replay_capacity"):
         Replay(config, EnvSpec("pixels", (84, 84, 3), 6, 8, 125), folder=tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -444,8 +444,8 @@ def test_state_of_another_replay_is_refused() -> None:
     recorder = Recorder(Replay(ReplayConfig(14), pixel_spec(5)))
     recorder.episode(5)
     part, counters = recorder.replay.export(0), recorder.replay.counters()
-    with pytest.raises(KstepError, match=r"replay\.capacity"):
-        Replay(ReplayConfig(15), pixel_spec(5)).restore([part], counters)
+    with pytest.raises(KstepError, match=r"replay_capacity"):
+        Replay(ReplayConfig(13), pixel_spec(5)).restore([part], counters)
     other = EnvSpec("pixels", (4, 4, 3), 2, 1, 5)
     with pytest.raises(KstepError, match="frames"):
         Replay(ReplayConfig(14), other).restore([part], counters)
@@ -457,6 +457,25 @@ def test_state_of_another_replay_is_refused() -> None:
     del counters["held"]
     with pytest.raises(KstepError, match="lacks held"):
         Replay(ReplayConfig(14), pixel_spec(5)).restore([part], counters)
+
+
+def test_forgetting_leaves_nothing_to_sample_and_goes_on() -> None:
+    recorder = Recorder(Replay(ReplayConfig(14), pixel_spec(5)))
+    for _ in range(4):
+        recorder.episode(5)
+    recorder.replay.forget()
+    assert len(recorder.replay) == 0
+    with pytest.raises(ReplayUnderfilled):
+        recorder.replay.transitions(1, np.random.default_rng(0))
+    with pytest.raises(ValueError, match="no episode is running"):
+        recorder.replay.add(np.zeros(2, np.float32), 0.0, False, False, paint(0, 0))
+    forgotten = len(recorder.episodes)
+    for _ in range(5):
+        recorder.episode(5)
+        batch = recorder.replay.transitions(200, np.random.default_rng(0))
+        seen = {start_of(stack)[0] for stack in batch.observation}
+        assert min(seen) >= forgotten
+    check_against_model(recorder, 2, np.random.default_rng(0))
 
 
 def test_misuse_is_refused_and_changes_nothing() -> None:

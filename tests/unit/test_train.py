@@ -16,7 +16,6 @@ from rich.console import Console
 
 from kstep import checkpoint, train
 from kstep.config import EvaluationConfig, Experiment
-from kstep.methods import METHODS
 from kstep.run import Run
 from kstep.train import Runtime, Stopped
 from kstep.types import KstepError
@@ -73,7 +72,11 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, decisions: int) -> None:
     monkeypatch.setattr(train._Trainer, "_decide", decide)
 
 
-@pytest.mark.parametrize("method", METHODS)
+FAMILIES = ["ksl", "ksl-results", "ksl-conv", "ksl-one-optimizer", "ksl-k3-l2", "sac_pixel"]
+FAMILIES += ["sac_state", "rad", "drq", "curl", "sac_ae-original", "pi_sac-original", "proto_rl"]
+
+
+@pytest.mark.parametrize("method", FAMILIES)
 def test_stopped_and_continued_equals_never_stopped(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,7 +184,7 @@ def test_learning_must_not_start_before_there_is_anything_to_learn_from(tmp_path
     what = tiny("ksl-released", "method.learning.initial_steps=30")
     with pytest.raises(KstepError, match=r"take 60 decisions and learning starts after 30"):
         go(tmp_path / "run", what)
-    with pytest.raises(KstepError, match=r"k=61 needs episodes of 61 .* toy_reach have 60"):
+    with pytest.raises(KstepError, match=r"sequences of 61 decisions.* toy_reach have 60"):
         go(tmp_path / "other", tiny("ksl", "method.auxiliary.k=61"))
     assert not list(tmp_path.iterdir())
 
@@ -272,10 +275,32 @@ def test_pickles_are_refused(tmp_path: Path) -> None:
 
 def test_disk_replay_trains_like_memory(tmp_path: Path) -> None:
     base = experiment()
-    on_disk = replace(base, replay=replace(base.replay, storage="disk"))
-    one, two = go(tmp_path / "memory", base), go(tmp_path / "disk", on_disk)
-    first, second = weights(one), weights(two)
-    assert all(torch.equal(first[key], second[key]) for key in first)
+    one, two = go(tmp_path / "memory", base), go(tmp_path / "disk", base, replay="disk")
+    assert_same(one, two)
+
+
+def test_overlapping_changes_no_bit(tmp_path: Path) -> None:
+    one = go(tmp_path / "apart", experiment(), overlap="on")
+    two = go(tmp_path / "here", experiment(), overlap="off")
+    assert_same(one, two)
+
+
+def test_a_killed_worker_is_replaced_without_a_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import os
+    import signal
+
+    whole = go(tmp_path / "whole", experiment())
+    original = train._Trainer._learn
+
+    def learn(self: Any) -> Any:
+        if self.session.counts.decisions in (41, 66):
+            os.kill(self.session.episode.env.pid, signal.SIGKILL)
+        return original(self)
+
+    monkeypatch.setattr(train._Trainer, "_learn", learn)
+    assert_same(whole, go(tmp_path / "killed", experiment(), overlap="on"))
 
 
 def test_what_a_run_records_about_its_machine(tmp_path: Path) -> None:

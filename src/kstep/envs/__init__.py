@@ -40,9 +40,16 @@ class EnvConfig:
     """None: the task's own."""
 
 
-def make(config: EnvConfig, seed: int) -> ControlEnv:
-    """Make an environment; `seed` starts the generator that `reset()` without a seed draws from."""
+def make(config: EnvConfig, seed: int, *, apart: bool = False) -> ControlEnv:
+    """Make an environment; `seed` starts the generator that `reset()` without a seed draws from.
+
+    `apart`: in a process of its own, so that it can move while this one learns.
+    """
     task = parse(config.task)
+    if apart:
+        from kstep.envs.worker import RemoteEnv
+
+        return RemoteEnv(config, seed)
     repeat = task.action_repeat if config.action_repeat is None else config.action_repeat
     camera = task.camera if config.camera is None else config.camera
     if task.kind == "toy":

@@ -117,6 +117,14 @@ class ControlEnv(gymnasium.Env[Array, Array], abc.ABC):
         self._running = not (terminated or truncated)
         return self._observe(), total, terminated, truncated, {"env_steps": env_steps}
 
+    def begin_step(self, action: Array) -> None:
+        """Start a step whose result `finish_step` returns; learning may go on in between."""
+        self._pending = action
+
+    def finish_step(self) -> tuple[Array, float, bool, bool, dict[str, Any]]:
+        """Return what `step` would have returned for the action of `begin_step`."""
+        return self.step(self._pending)
+
     def render(self) -> Array:
         """Return the current state as an image, whatever is observed."""
         return self.film_frame(self.size, self.size)

@@ -47,5 +47,7 @@ KSL_RELEASED = replace(
     auxiliary=KSLConfig(
         k=3, reduce="sum", transition_inputs=2, transition_relu=False, init="default"
     ),
-    learning=LearningConfig(encoder_double_step=True, order=("auxiliary", "critic", "actor")),
+    learning=LearningConfig(
+        encoder_double_step=True, order=("auxiliary", "critic", "actor", "slow")
+    ),
 )

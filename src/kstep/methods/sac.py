@@ -1,13 +1,16 @@
-"""Plain SAC from pixels and from state: what KSL adds is measured against these.
+"""Plain SAC from pixels and from state: what the others add is measured against these.
 
-Both take every value they can from the text's reading of KSL, so that the comparison isolates the
-augmentation and the auxiliary task (pixels) or the observation (state).
+The controlled settings take every value they can from the text's reading of KSL, so that a
+comparison isolates the augmentation and the auxiliary task (pixels) or the observation (state).
+The original of SAC from pixels is SAC-AE without its decoder: see methods/sac_ae.py.
 """
 
 from dataclasses import replace
 
 from kstep.augment import AugmentConfig
+from kstep.methods.base import LearningConfig
 from kstep.methods.ksl import KSL
+from kstep.rl.sac import SACConfig
 
 SAC_PIXEL = replace(
     KSL,
@@ -24,4 +27,19 @@ SAC_STATE = replace(
     summary="Soft Actor-Critic from the simulator's state vector",
     observation="state",
     stack=1,
+)
+
+SAC_STATE_ORIGINAL = replace(
+    SAC_STATE,
+    name="sac_state-original",
+    summary="Soft Actor-Critic from state with the settings behind the paper's column",
+    sac=SACConfig(log_std_bounds=(-5.0, 2.0), init="orthogonal"),
+    learning=LearningConfig(
+        batch_size=1024,
+        replay_capacity=1_000_000,
+        learning_rate=1e-4,
+        critic_ema_rate=0.005,
+        actor_every=1,
+        initial_steps=5000,
+    ),
 )

@@ -16,6 +16,12 @@ class TwinCritic(nn.Module):
         self.q1 = mlp(latent_dim + action_dim, hidden, 1)
         self.q2 = mlp(latent_dim + action_dim, hidden, 1)
 
+    def first_layers(self, number: int) -> list[nn.Module]:
+        """The first linear layers of both Q-functions with the ReLUs between and, from the second
+        on, after them: what knowledge sharing borrows (D20)."""
+        modules = 1 if number == 1 else 2 * number
+        return [self.q1[:modules], self.q2[:modules]]
+
     def forward(self, latent: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Return both Q-values, each (B,)."""
         inputs = torch.cat((latent, action), dim=-1)

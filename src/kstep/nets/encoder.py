@@ -12,7 +12,9 @@ order so that this costs no copy either. That order is part of the weights' mean
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -32,14 +34,30 @@ class EncoderConfig:
     latent_dim: int = 50
     tanh: bool = True
     """Whether the latent ends in tanh: the paper's text says so, its code does not (D02)."""
+    activation: Literal["relu", "frn"] = "relu"
+    """After each convolution: ReLU, or PI-SAC's filter response normalization."""
+    head: Literal["linear", "convolutional"] = "linear"
+    """What turns features into the latent: one linear layer, or the two convolutions and the linear
+    layer of the paper's convolutional ablation."""
     init: Init = "delta_orthogonal"
 
 
 class Encoder(nn.Module):
     """Something that turns observations (B, S, ...) into latents (B, D) in two stages."""
 
-    feature_dim: int
+    feature_shape: tuple[int, ...]
+    """Features before flattening: (H, W, C), or (D,) for a state vector."""
+    map_shapes: tuple[tuple[int, ...], ...] = ()
+    """(H, W, C) after each convolution."""
     latent_dim: int
+
+    @property
+    def feature_dim(self) -> int:
+        return math.prod(self.feature_shape)
+
+    def learned(self) -> dict[str, nn.Module]:
+        """Its two stages by name, as optimizers own them; empty if there is nothing to learn."""
+        return {}
 
     def features(self, observation: Tensor) -> Tensor:
         """Observations (B, S, ...) to features (B, F)."""
@@ -53,12 +71,54 @@ class Encoder(nn.Module):
         return self.latent(self.features(observation))
 
 
+class FilterResponseNorm(nn.Module):
+    """FRN with its thresholded linear unit (Singh & Krishnan 2019, arXiv:1911.09737)."""
+
+    def __init__(self, channels: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.eps = eps
+        self.scale = nn.Parameter(torch.ones(channels, 1, 1))
+        self.shift = nn.Parameter(torch.zeros(channels, 1, 1))
+        self.threshold = nn.Parameter(torch.zeros(channels, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        power = x.square().mean(dim=(2, 3), keepdim=True)
+        normalized = self.scale * (x * torch.rsqrt(power + self.eps)) + self.shift
+        return torch.maximum(normalized, self.threshold)
+
+
+class ConvolutionalHead(nn.Module):
+    """Two 3x3 convolutions with stride 2 (32 and 16 filters), flattened: 1,024 at 84 pixels."""
+
+    def __init__(self, feature_shape: tuple[int, ...]) -> None:
+        super().__init__()
+        height, width, channels = feature_shape
+        self.feature_shape = feature_shape
+        self.first = nn.Conv2d(channels, 32, 3, stride=2)
+        self.second = nn.Conv2d(32, 16, 3, stride=2)
+        for _ in range(2):
+            height, width = (height - 3) // 2 + 1, (width - 3) // 2 + 1
+        if min(height, width) < 1:
+            raise KstepError(f"features of {feature_shape} are too small for two more convolutions")
+        self.outputs = height * width * 16
+
+    def forward(self, features: Tensor) -> Tensor:
+        x = features.unflatten(1, self.feature_shape).permute(0, 3, 1, 2)  # type: ignore[no-untyped-call]
+        x = torch.relu(self.second(torch.relu(self.first(x))))
+        return x.permute(0, 2, 3, 1).flatten(1)
+
+
 class LatentHead(nn.Sequential):
     """Linear, LayerNorm and possibly tanh: the second stage of the encoder."""
 
-    def __init__(self, feature_dim: int, latent_dim: int, tanh: bool) -> None:
-        layers: list[nn.Module] = [nn.Linear(feature_dim, latent_dim), nn.LayerNorm(latent_dim)]
-        super().__init__(*layers, *([nn.Tanh()] if tanh else []))
+    def __init__(self, config: EncoderConfig, feature_shape: tuple[int, ...]) -> None:
+        layers: list[nn.Module] = []
+        inputs = math.prod(feature_shape)
+        if config.head == "convolutional":
+            layers.append(ConvolutionalHead(feature_shape))
+            inputs = layers[0].outputs  # type: ignore[assignment]
+        layers += [nn.Linear(inputs, config.latent_dim), nn.LayerNorm(config.latent_dim)]
+        super().__init__(*layers, *([nn.Tanh()] if config.tanh else []))
 
 
 class PixelEncoder(Encoder):
@@ -74,6 +134,7 @@ class PixelEncoder(Encoder):
                 channels[:-1], channels[1:], config.strides, strict=True
             )
         )
+        maps = []
         for stride in config.strides:
             height, width = (height - 3) // stride + 1, (width - 3) // stride + 1
             if min(height, width) < 1:
@@ -81,9 +142,16 @@ class PixelEncoder(Encoder):
                     f"frames of {frame_shape[0]}x{frame_shape[1]} are too small for "
                     f"{len(config.strides)} convolutions with strides {config.strides}"
                 )
-        self.feature_dim = config.channels * height * width
+            maps.append((height, width, config.channels))
+        self.feature_shape = (height, width, config.channels)
+        self.map_shapes = tuple(maps)
         self.latent_dim = config.latent_dim
-        self.head = LatentHead(self.feature_dim, config.latent_dim, config.tanh)
+        self.norms = nn.ModuleList(
+            FilterResponseNorm(config.channels)
+            for _ in config.strides
+            if config.activation == "frn"
+        )
+        self.head = LatentHead(config, self.feature_shape)
         initialize(self, config.init)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
@@ -91,12 +159,17 @@ class PixelEncoder(Encoder):
         # (B, S, H, W, C) uint8 -> (B, S*C, H, W) float, channels last. Interleaving the bytes first
         # and converting after is 2.5 times as fast as one strided converting copy.
         x = torch.cat(observation.unbind(1), dim=-1).float().div_(255.0).permute(0, 3, 1, 2)
-        for convolution in self.convolutions:
-            x = torch.relu_(convolution(x))
+        for i, convolution in enumerate(self.convolutions):
+            x = convolution(x)
+            x = self.norms[i](x) if self.norms else torch.relu_(x)
         return x.permute(0, 2, 3, 1).flatten(1)
 
     def latent(self, features: Tensor) -> Tensor:
         return self.head(features)  # type: ignore[no-any-return]
+
+    def learned(self) -> dict[str, nn.Module]:
+        trunk = nn.ModuleList([self.convolutions, self.norms]) if self.norms else self.convolutions
+        return {"convolutions": trunk, "head": self.head}
 
 
 class StateEncoder(Encoder):
@@ -104,13 +177,33 @@ class StateEncoder(Encoder):
 
     def __init__(self, frame_shape: tuple[int, ...], stack: int) -> None:
         super().__init__()
-        self.feature_dim = self.latent_dim = stack * frame_shape[0]
+        self.feature_shape = (stack * frame_shape[0],)
+        self.latent_dim = stack * frame_shape[0]
 
     def features(self, observation: Tensor) -> Tensor:
         return observation.flatten(1)
 
     def latent(self, features: Tensor) -> Tensor:
         return features
+
+
+class GivenFeatures(Encoder):
+    """An encoder whose features were computed already: observations *are* features.
+
+    For methods whose actor and critic take the convolutions as they are; the encoder is borrowed,
+    so it is kept out of the module tree.
+    """
+
+    def __init__(self, encoder: Encoder) -> None:
+        super().__init__()
+        object.__setattr__(self, "_encoder", encoder)
+        self.feature_shape, self.latent_dim = encoder.feature_shape, encoder.latent_dim
+
+    def features(self, observation: Tensor) -> Tensor:
+        return observation
+
+    def latent(self, features: Tensor) -> Tensor:
+        return self._encoder.latent(features)  # type: ignore[no-any-return, operator, union-attr]
 
 
 def build_encoder(config: EncoderConfig, spec: EnvSpec, stack: int) -> Encoder:

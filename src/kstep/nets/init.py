@@ -7,10 +7,11 @@ from typing import Literal, TypeAlias
 
 from torch import nn
 
-Init: TypeAlias = Literal["default", "orthogonal", "delta_orthogonal"]
+Init: TypeAlias = Literal["default", "orthogonal", "delta_orthogonal", "glorot"]
 """`default`: PyTorch's own. `orthogonal`: linear layers with gain 1, convolutions on the flattened
 kernel with gain sqrt(2). `delta_orthogonal`: convolutions start as an orthogonal matrix at the
-kernel's centre tap and zero elsewhere (Xiao et al. 2018), linear layers as before."""
+kernel's centre tap and zero elsewhere (Xiao et al. 2018), linear layers as before. `glorot`:
+uniform, scaled by fan-in and fan-out, as Keras starts every layer."""
 
 
 def initialize(module: nn.Module, scheme: Init) -> None:
@@ -18,15 +19,16 @@ def initialize(module: nn.Module, scheme: Init) -> None:
     if scheme == "default":
         return
     for layer in module.modules():
-        if isinstance(layer, nn.Linear):
-            nn.init.orthogonal_(layer.weight)
-        elif isinstance(layer, nn.Conv2d | nn.ConvTranspose2d):
-            if scheme == "delta_orthogonal":
-                _delta_orthogonal_(layer)
-            else:
-                nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))
-        else:
+        if not isinstance(layer, nn.Linear | nn.Conv2d | nn.ConvTranspose2d):
             continue
+        if scheme == "glorot":
+            nn.init.xavier_uniform_(layer.weight)
+        elif isinstance(layer, nn.Linear):
+            nn.init.orthogonal_(layer.weight)
+        elif scheme == "delta_orthogonal":
+            _delta_orthogonal_(layer)
+        else:
+            nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))
         if layer.bias is not None:
             nn.init.zeros_(layer.bias)
 

@@ -14,9 +14,11 @@ _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 class SquashedGaussian:
     """a = tanh(u), u ~ N(mean, exp(log_std)), independent per action dimension."""
 
-    def __init__(self, mean: Tensor, log_std: Tensor) -> None:
+    def __init__(self, mean: Tensor, log_std: Tensor, *, exact: bool = True) -> None:
+        """`exact`: the stable log-probability; otherwise the one with 1e-6 of older code."""
         self.mean = mean
         self.log_std = log_std
+        self.exact = exact
 
     @property
     def mode(self) -> Tensor:
@@ -33,8 +35,12 @@ class SquashedGaussian:
         )
         unsquashed = self.mean + self.log_std.exp() * noise
         gaussian = -0.5 * noise.square() - self.log_std - _HALF_LOG_2PI
-        log_prob = (gaussian - log_tanh_derivative(unsquashed)).sum(-1)
-        return torch.tanh(unsquashed), log_prob
+        action = torch.tanh(unsquashed)
+        if self.exact:
+            correction = log_tanh_derivative(unsquashed)
+        else:
+            correction = torch.log(torch.relu(1.0 - action.square()) + 1e-6)
+        return action, (gaussian - correction).sum(-1)
 
 
 def log_tanh_derivative(u: Tensor) -> Tensor:

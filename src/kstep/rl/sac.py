@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from kstep.nets.actor import Actor
 from kstep.nets.critic import TwinCritic
 from kstep.nets.ema import slow_copy
-from kstep.nets.encoder import Encoder, LatentHead
+from kstep.nets.encoder import Encoder, EncoderConfig, LatentHead
 from kstep.nets.init import Init, initialize
 from kstep.nets.squashed import SquashedGaussian
 from kstep.types import Metrics, TransitionBatch
@@ -27,7 +27,8 @@ class SACConfig:
     """SAC as the KSL paper configures it (its table of hyperparameters)."""
 
     hidden: int = 1024
-    log_std_bounds: tuple[float, float] = (-10.0, 2.0)
+    log_std_bounds: tuple[float, float] | None = (-10.0, 2.0)
+    """None: unbounded."""
     initial_temperature: float = 0.1
     discount: float = 0.99
     """Per decision."""
@@ -35,6 +36,17 @@ class SACConfig:
     """Augmented views of each transition in the critic's loss; 2 is DrQ's [K=2, M=2] (D01)."""
     actor_encoder: Literal["share_all", "share_convolutions"] = "share_all"
     """What the actor takes from the critic's encoder: its latent, or only convolutions (D12)."""
+    actor_latent: Literal["fresh", "reused"] = "fresh"
+    """Whether the actor's step encodes again, or reuses what the critic's step encoded before it
+    moved the encoder (PI-SAC). Only with `share_all`."""
+    log_prob: Literal["exact", "epsilon"] = "exact"
+    """The tanh correction: exact, or log(1 - a^2 + 1e-6) as in RAD, CURL and SAC-AE."""
+    critic_scale: float = 1.0
+    """Of the critic's loss; PI-SAC has 0.5."""
+    target_entropy: float = -1.0
+    """Per action dimension; PI-SAC has -0.5."""
+    temperature_loss: Literal["exp", "log"] = "exp"
+    """Whether the gradient reaches log-temperature through exp (this family) or not (PI-SAC)."""
     init: Init = "delta_orthogonal"
 
 
@@ -42,19 +54,23 @@ class SAC(nn.Module):
     """Actor, twin critic, slow critic and temperature."""
 
     def __init__(
-        self, config: SACConfig, encoder: Encoder, action_dim: int, *, latent_tanh: bool
+        self,
+        config: SACConfig,
+        encoder: Encoder,
+        action_dim: int,
+        own_head: EncoderConfig | None = None,
     ) -> None:
-        """`encoder` is only looked at for its sizes."""
+        """`encoder` is looked at for its sizes; `own_head` shapes the actor's, if it has one."""
         super().__init__()
         self.config = config
-        self.target_entropy = -float(action_dim)
-        own_head = config.actor_encoder == "share_convolutions"
+        self.target_entropy = config.target_entropy * action_dim
         self.actor = Actor(
             encoder.latent_dim,
             action_dim,
             config.hidden,
             config.log_std_bounds,
-            LatentHead(encoder.feature_dim, encoder.latent_dim, latent_tanh) if own_head else None,
+            None if own_head is None else LatentHead(own_head, encoder.feature_shape),
+            exact_log_prob=config.log_prob == "exact",
         )
         self.critic = TwinCritic(encoder.latent_dim, action_dim, config.hidden)
         initialize(self, config.init)
@@ -105,9 +121,11 @@ class SAC(nn.Module):
         views = self.config.critic_views
         target = self.value_target(encoder, slow_encoder, batch, generator)
         target = target.view(views, -1).mean(0).repeat(views)
-        q1, q2 = self.critic(encoder(batch.observation), batch.action)
+        latent = encoder(batch.observation)
+        self.latent = latent.detach()
+        q1, q2 = self.critic(latent, batch.action)
         errors = (q1 - target).square() + (q2 - target).square()
-        loss = errors.view(views, -1).mean(1).sum()
+        loss = self.config.critic_scale * errors.view(views, -1).mean(1).sum()
         return loss, {
             "critic/loss": loss.detach(),
             "critic/q": q1.detach().mean(),
@@ -118,19 +136,21 @@ class SAC(nn.Module):
         self, encoder: Encoder, observation: Tensor, generator: torch.Generator
     ) -> tuple[Tensor, Tensor, Metrics]:
         """Return the losses of actor and temperature, from one action sample."""
-        with torch.no_grad():
-            features = encoder.features(observation)
-            latent = encoder.latent(features)
-        if self.actor.head is None:
+        if self.config.actor_latent == "reused":
+            latent = self.latent[: len(observation)]
             policy: SquashedGaussian = self.actor(latent)
         else:
-            policy = self.actor(features)
+            with torch.no_grad():
+                features = encoder.features(observation)
+                latent = encoder.latent(features)
+            policy = self.actor(latent if self.actor.head is None else features)
         action, log_prob = policy.sample(generator)
         value = torch.minimum(*self.critic(latent, action))
         loss = (self.temperature.detach() * log_prob - value).mean()
-        # The gradient reaches log_temperature through exp, as in all code of this family.
         excess_entropy = (-log_prob - self.target_entropy).detach()
-        temperature_loss = (self.temperature * excess_entropy).mean()
+        through_exp = self.config.temperature_loss == "exp"
+        weight = self.temperature if through_exp else self.log_temperature
+        temperature_loss = (weight * excess_entropy).mean()
         return (
             loss,
             temperature_loss,

@@ -1,0 +1,174 @@
+"""Proto-RL: cluster successive observations around prototypes, and be curious about rare ones.
+
+Yarats, Fergus, Lazaric, Pinto 2021, "Reinforcement Learning with Prototypical Representations",
+arXiv:2102.11271, with the released code's numbers.
+
+    u = norm(P(Psi(encode(s))))                         gradients flow from here on
+    v = norm(Psi_slow(encode_slow(s')))                 no gradient
+    p = softmax(C u / temperature)                      over the K prototypes, the unit rows of C
+    q = Sinkhorn(C v / temperature)                     the target: prototypes equally used
+    loss = - mean over batch of sum over prototypes of q log p
+
+    z = norm(Psi(encode(s')))
+    for each prototype one z of the batch, drawn from softmax over the batch of C z, enters a queue
+    reward = distance from z to its 3rd nearest in the queue
+
+`encode` yields flat convolutional features; Psi is a linear layer, P has one hidden layer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kstep.auxiliary.base import AuxiliaryConfig, AuxiliaryTask, Draws, RewardSource, Shapes
+from kstep.nets.ema import Ema, slow_copy
+from kstep.nets.init import Init, initialize
+from kstep.types import Encode, KstepError, Metrics, SequenceBatch
+
+
+@dataclass(frozen=True)
+class ProtoConfig(AuxiliaryConfig):
+    """Proto-RL's choices; the defaults are the released code's."""
+
+    kind: ClassVar[str] = "proto"
+    rewards: ClassVar[bool] = True
+
+    projection_dim: int = 128
+    predictor_hidden: int = 512
+    prototypes: int = 512
+    temperature: float = 0.1
+    sinkhorn_iterations: int = 3
+    """The released code has a setting for this and ignores it: always 3."""
+    queue: int = 2048
+    """How many visited places the reward remembers."""
+    neighbour: int = 3
+    """Which nearest remembered place the reward measures the distance to."""
+    init: Init = "orthogonal"
+
+    def build(self, shapes: Shapes) -> AuxiliaryTask:
+        return Proto(self, math.prod(shapes.feature_shape), ema_rate=shapes.ema_rate)
+
+    def shrunk(self) -> ProtoConfig:
+        return replace(self, projection_dim=16, predictor_hidden=16, prototypes=16, queue=64)
+
+
+class Proto(AuxiliaryTask, RewardSource):
+    """The task with its heads: projector Psi and its slow copy, predictor P, prototypes C."""
+
+    sees = "features"
+
+    queue: Tensor
+    enqueued: Tensor
+
+    def __init__(self, config: ProtoConfig, feature_dim: int, *, ema_rate: float) -> None:
+        """`ema_rate` of the slow projector, in the released code a part of the slow encoder."""
+        super().__init__()
+        if not 1 <= config.neighbour <= config.prototypes <= config.queue:
+            raise KstepError(
+                "every update remembers one place per prototype: neighbour <= prototypes <= queue "
+                f"must hold, not {config.neighbour}, {config.prototypes}, {config.queue}"
+            )
+        self.config = config
+        self.ema_rate = ema_rate
+        width = config.projection_dim
+        self.projector = nn.Linear(feature_dim, width)
+        self.predictor = nn.Sequential(
+            nn.Linear(width, config.predictor_hidden),
+            nn.ReLU(),
+            nn.Linear(config.predictor_hidden, width),
+        )
+        self.prototypes = nn.Linear(width, config.prototypes, bias=False)
+        initialize(self, config.init)
+        self.slow_projector = slow_copy(self.projector)
+        self.register_buffer("queue", torch.zeros(config.queue, width))
+        # Vectors ever enqueued: tells where the ring goes on and how much of it is filled.
+        self.register_buffer("enqueued", torch.zeros((), dtype=torch.int64))
+        self.draws = Draws()
+
+    def learned(self) -> dict[str, nn.Module | nn.Parameter]:
+        return {
+            "projector": self.projector,
+            "predictor": self.predictor,
+            "prototypes": self.prototypes,
+        }
+
+    def slow_copies(self) -> Sequence[Ema]:
+        return (Ema("projector", self.slow_projector, self.projector, self.ema_rate),)
+
+    def loss(
+        self,
+        encode: Encode,
+        encode_slow: Encode,
+        batch: SequenceBatch,
+        layers: Sequence[nn.Module] = (),
+    ) -> tuple[Tensor, Metrics]:
+        """The loss over the first two of `batch.observation` (B, 2, S, ...)."""
+        temperature = self.config.temperature
+        self.normalize_prototypes()
+        with torch.no_grad():
+            target = F.normalize(self.slow_projector(encode_slow(batch.observation[:, 1])), dim=1)
+            q = sinkhorn(self.prototypes(target) / temperature, self.config.sinkhorn_iterations)
+        prediction = self.predictor(self.projector(encode(batch.observation[:, 0])))
+        scores = self.prototypes(F.normalize(prediction, dim=1))
+        log_p = (scores / temperature).log_softmax(1)
+        loss = -(q * log_p).sum(1).mean()
+        entropy = -(log_p.exp() * log_p).sum(1).mean()
+        return loss, {"auxiliary/loss": loss.detach(), "auxiliary/proto_entropy": entropy.detach()}
+
+    @torch.no_grad()
+    def reward(self, encoded: Tensor) -> Tensor:
+        """Remember some of the next observations' features (B, F); return how rare each is (B,).
+
+        What is remembered counts at once: it is its own nearest neighbour, at distance 0.
+        """
+        self.normalize_prototypes()
+        z = F.normalize(self.projector(encoded), dim=1)
+        self.remember(z[self.candidates(z)])
+        # The released queue starts with zeros, which count as places; here only filled ones do.
+        filled = self.queue[: int(self.enqueued)]
+        # The default, by matrix product, would not give 0 for two equal vectors.
+        distance = torch.cdist(z, filled, compute_mode="donot_use_mm_for_euclid_dist")
+        return distance.topk(self.config.neighbour, dim=1, largest=False).values[:, -1]
+
+    def candidates(self, z: Tensor) -> Tensor:
+        """Draw for each prototype the index of one of z (B, P), likelier the closer: (K,)."""
+        generator = self.draws.next()
+        probability = self.prototypes(z).T.softmax(1)
+        return torch.multinomial(probability, 1, generator=generator).squeeze(1)
+
+    def remember(self, z: Tensor) -> None:
+        """Put vectors (N, P) into the queue in place of the oldest."""
+        at = torch.arange(len(z), device=z.device) + self.enqueued
+        self.queue[at % len(self.queue)] = z
+        self.enqueued.add_(len(z))
+
+    @torch.no_grad()
+    def normalize_prototypes(self) -> None:
+        """Make the rows of C unit vectors again, in place; optimizers do not keep them so."""
+        # Through `data`: to autograd these are the parameter's values, not an operation on it.
+        self.prototypes.weight.data.copy_(F.normalize(self.prototypes.weight.data, dim=1))
+
+
+@torch.no_grad()
+def sinkhorn(scores: Tensor, iterations: int) -> Tensor:
+    """Return assignments (B, K) near softmax(scores) that use every prototype about equally.
+
+    Each row sums to 1; the columns approach B / K with every iteration.
+    """
+    q = (scores - scores.max()).exp().T
+    q /= q.sum()
+    prototypes, samples = q.shape
+    for _ in range(iterations):
+        factor = 1.0 / (prototypes * q.sum(1, keepdim=True))
+        # A prototype far from every sample may have mass 0.
+        finite = factor.isfinite()
+        q *= factor.where(finite, factor[finite].max())
+        q /= samples * q.sum(0, keepdim=True)
+    return (q / q.sum(0, keepdim=True)).T

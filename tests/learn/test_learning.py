@@ -1,0 +1,104 @@
+"""Does every method learn? On the toy task, from its own pixels, in a few minutes each.
+
+The bar was set before the first run: the mean greedy return over the last two evaluations must be
+at least MARGIN above that of random actions. Those return about -4, a good policy about +9.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from kstep import envs, train
+from kstep.config import EvaluationConfig, Experiment, resolve
+from kstep.run import Run
+from kstep.train import Runtime
+
+MARGIN = 4.0
+DECISIONS = 8_000
+METHODS = [
+    "ksl",
+    "ksl-results",
+    "ksl-released",
+    "rad",
+    "drq",
+    "curl",
+    "sac_ae",
+    "sac_state",
+    "sac_pixel",
+    "pi_sac",
+    "proto_rl",
+]
+
+
+def experiment(method: str) -> Experiment:
+    """Between `debug` and the real thing: small networks, small frames, small batches."""
+    small = resolve(
+        method,
+        "toy_reach",
+        preset="debug",
+        env_steps=DECISIONS,
+        overrides=[
+            "method.learning.batch_size=32",
+            "method.learning.initial_steps=300",
+            f"method.learning.replay_capacity={DECISIONS}",
+            "method.sac.hidden=128",
+            "method.encoder.channels=16",
+            "method.encoder.latent_dim=32",
+        ],
+    )
+    return replace(small, evaluation=EvaluationConfig(every=1_000, episodes=20))
+
+
+def random_return(episodes: int = 200) -> float:
+    env = envs.make(experiment("sac_state").env, 0)
+    rng = np.random.default_rng(0)
+    returns = []
+    for seed in range(episodes):
+        env.reset(seed=seed)
+        total, done = 0.0, False
+        while not done:
+            _, reward, terminated, truncated, _ = env.step(rng.uniform(-1, 1, 2))
+            total, done = total + float(reward), terminated or truncated
+        returns.append(total)
+    return float(np.mean(returns))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("method", METHODS)
+def test_it_learns(method: str, tmp_path: Path) -> None:
+    run = Run.prepare(tmp_path / "run", experiment(method))
+    train.train(run, Runtime(threads=1, checkpoint_minutes=60), Console(file=StringIO()))
+    curve = [float(np.mean(row["returns"])) for row in run.evaluations()]
+    learned, random = float(np.mean(curve[-2:])), random_return()
+    if report := os.environ.get("KSTEP_LEARNING_REPORT"):
+        row = {"method": method, "random": round(random, 2), "curve": np.round(curve, 2).tolist()}
+        with Path(report).open("a") as file:
+            file.write(json.dumps(row) + "\n")
+    assert learned >= random + MARGIN, curve
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("method", [*METHODS[3:], *(f"{m}-original" for m in METHODS[3:])])
+def test_every_peer_runs_resumes_and_evaluates_from_rendered_pixels(
+    method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from kstep.cli import main
+
+    command = ["train", method, "cartpole_swingup", "--preset", "debug", "--threads", "1"]
+    folder = tmp_path / "run"
+    main([*command, "--folder", str(folder), "--set", "method.learning.replay_capacity=1001"])
+    before = (folder / "evaluations.jsonl").read_bytes()
+    main([*command, "--folder", str(folder), "--set", "method.learning.replay_capacity=1001"])
+    assert (folder / "evaluations.jsonl").read_bytes() == before
+    main(["eval", str(folder), "--episodes", "1"])
+    assert "mean" in capsys.readouterr().out

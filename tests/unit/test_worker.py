@@ -1,0 +1,100 @@
+"""An environment in a process of its own: the same to the bit, and it survives its death."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from kstep.envs import ControlEnv, EnvConfig, make, spec_of
+from kstep.envs.worker import RETRIES, RemoteEnv
+from kstep.types import KstepError
+
+CONFIG = EnvConfig("toy_reach", size=36)
+
+
+@pytest.fixture
+def remote() -> Iterator[RemoteEnv]:
+    env = make(CONFIG, 0, apart=True)
+    assert isinstance(env, RemoteEnv)
+    yield env
+    env.close()
+
+
+def same_step(env: ControlEnv, remote: RemoteEnv, action: np.ndarray, kill: bool = False) -> bool:
+    expected = env.step(action)
+    remote.begin_step(action)
+    if kill:
+        os.kill(remote.pid, signal.SIGKILL)
+    found = remote.finish_step()
+    assert np.array_equal(found[0], expected[0])
+    assert found[1:] == expected[1:]
+    return bool(expected[2] or expected[3])
+
+
+def test_it_is_the_same_environment(remote: RemoteEnv) -> None:
+    env = make(CONFIG, 0)
+    assert spec_of(remote) == spec_of(env)
+    rng = np.random.default_rng(0)
+    for seed in range(3):
+        assert np.array_equal(remote.reset(seed=seed)[0], env.reset(seed=seed)[0])
+        while not same_step(env, remote, rng.uniform(-1, 1, 2).astype(np.float32)):
+            pass
+    assert np.array_equal(remote.film_frame(64, 48), env.film_frame(64, 48))
+    assert remote.decisions_per_second() == env.decisions_per_second()
+
+
+def test_it_survives_being_killed_at_any_moment(remote: RemoteEnv) -> None:
+    env = make(CONFIG, 0)
+    remote.reset(seed=1)
+    env.reset(seed=1)
+    action = np.array([0.05, -0.02], np.float32)
+    for number in range(6):
+        same_step(env, remote, action, kill=number in (0, 3))
+    os.kill(remote.pid, signal.SIGKILL)
+    assert np.array_equal(remote.current_frame(), env.current_frame())
+    os.kill(remote.pid, signal.SIGKILL)
+    assert np.array_equal(remote.reset(seed=2)[0], env.reset(seed=2)[0])
+    same_step(env, remote, action)
+
+
+def test_a_worker_that_keeps_dying_is_reported(
+    remote: RemoteEnv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remote.reset(seed=1)
+    starts = 0
+    original = RemoteEnv._start
+
+    def start(self: RemoteEnv) -> None:
+        nonlocal starts
+        starts += 1
+        original(self)
+        os.kill(self.pid, signal.SIGKILL)
+
+    monkeypatch.setattr(RemoteEnv, "_start", start)
+    os.kill(remote.pid, signal.SIGKILL)
+    with pytest.raises(KstepError, match="died 4 times in a row"):
+        remote.step(np.zeros(2, np.float32))
+    assert starts == RETRIES
+
+
+def test_what_the_environment_refuses_is_refused_here(remote: RemoteEnv) -> None:
+    with pytest.raises(KstepError, match="at least 1 pixel"):
+        RemoteEnv(EnvConfig("toy_reach", size=0), 0)
+    remote.reset(seed=0)
+    with pytest.raises(KstepError, match="not finite"):
+        remote.step(np.array([np.nan, 0], np.float32))
+    with pytest.raises(KstepError, match="needs a seed"):
+        remote.reset()
+
+
+def test_no_process_is_left_behind() -> None:
+    env = RemoteEnv(CONFIG, 0)
+    pid = env.pid
+    env.close()
+    env.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
