@@ -38,8 +38,8 @@ def test_golden_trace(method: str) -> None:
     found = trace(method)
     assert found.keys() == golden.keys()
     for key, values in golden.items():
-        # Processors differ in the last bits, and Adam, whose first steps are signs, amplifies them: by
-        # 0.3 % here between AVX2 and AVX-512.
+        # Processors differ in the last bits, and Adam, whose first steps are signs, amplifies that:
+        # by 0.3 % here between AVX2 and AVX-512.
         assert found[key] == pytest.approx(values, rel=1e-2, abs=1e-4), key
 
 
