@@ -78,16 +78,16 @@ def save(run: Run, session: Session, positions: Positions) -> Path:
 
 
 def load_weights(run: Run, agent: Agent) -> Counts:
-    """Load the newest whole checkpoint's weights, for acting only."""
-    folder, state = newest(run)
+    """Load the newest whole checkpoint's weights, for acting only; the replay is not looked at."""
+    folder, state = newest(run, with_replay=False)
     _load_agent(agent, folder, state)
     return Counts(**state["counts"])
 
 
-def load(run: Run, session: Session) -> Positions:
-    """Continue `session` from the newest whole checkpoint."""
+def load(run: Run, session: Session) -> tuple[Positions, list[str]]:
+    """Continue `session` from the newest whole checkpoint; also say what had to be passed over."""
     folder, state = newest(run)
-    _set_damaged_aside(run, folder)
+    damaged = _set_damaged_aside(run, folder)
     _load_agent(session.agent, folder, state)
     session.agent.streams.load_state(state["streams"])
     counters = state["replay"]["counters"]
@@ -98,35 +98,57 @@ def load(run: Run, session: Session) -> Positions:
     session.episode.enact(state["episode"], session.replay.newest_stack())
     for name, value in state["counts"].items():
         setattr(session.counts, name, value)
-    return Positions(**state["positions"])
+    return Positions(**state["positions"]), damaged
 
 
 def exists(run: Run) -> bool:
-    return any(_whole(path) for path in run.checkpoints.glob("[0-9]*"))
+    """Whether there is a checkpoint to go on from; raises where there must have been one."""
+    folders = [path for path in run.checkpoints.glob("[0-9]*") if path.name.isdigit()]
+    if any(_whole(path) for path in folders):
+        return True
+    # A run that is stopped before its first checkpoint leaves at most one segment behind.
+    if folders or len(list(run.replay.glob("frames-*"))) > 1:
+        raise KstepError(
+            f"{run.folder} had checkpoints, but none is left to go on from. Move the folder "
+            "away to start again"
+        )
+    return False
 
 
-def newest(run: Run) -> tuple[Path, dict[str, Any]]:
+def reached(run: Run) -> int:
+    """Return the env_steps of the newest checkpoint; 0 where there is none."""
+    if not exists(run):
+        return 0
+    env_steps: int = newest(run, with_replay=False)[1]["counts"]["env_steps"]
+    return env_steps
+
+
+def newest(run: Run, *, with_replay: bool = True) -> tuple[Path, dict[str, Any]]:
     """Return the newest checkpoint that is whole and its state, or explain why there is none."""
     problems = []
     for folder in sorted(run.checkpoints.glob("[0-9]*"), reverse=True):
         if not _whole(folder):
             continue
         try:
-            return folder, _check(run, folder)
-        except (KstepError, OSError, ValueError, KeyError) as error:
+            return folder, _check(run, folder, with_replay)
+        except (KstepError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             problems.append(f"  {folder.name}: {error}")
     detail = "\n" + "\n".join(problems) if problems else ": none was written yet"
     raise KstepError(f"{run.folder} has no usable checkpoint{detail}")
 
 
-def _set_damaged_aside(run: Run, chosen: Path) -> None:
-    """Keep what `newest` passed over, but under a name that nothing will build on."""
-    for folder in run.checkpoints.glob("[0-9]*"):
+def _set_damaged_aside(run: Run, chosen: Path) -> list[str]:
+    """Keep what `newest` passed over, but under a name that nothing will build on; say so."""
+    said = []
+    for folder in sorted(run.checkpoints.glob("[0-9]*")):
         if _whole(folder) and folder.name > chosen.name:
-            folder.rename(folder.with_name(f"{folder.name}.damaged"))
+            aside = folder.with_name(f"{folder.name}.damaged")
+            folder.rename(aside)
+            said.append(f"checkpoint {folder.name} is damaged; it is kept as {aside.name}")
+    return said
 
 
-def _check(run: Run, folder: Path) -> dict[str, Any]:
+def _check(run: Run, folder: Path, with_replay: bool) -> dict[str, Any]:
     state: dict[str, Any] = json.loads((folder / "state.json").read_text())
     if state["format"] != FORMAT:
         raise KstepError(f"written in format {state['format']}, this version reads {FORMAT}")
@@ -134,7 +156,7 @@ def _check(run: Run, folder: Path) -> dict[str, Any]:
         raise KstepError("belongs to another experiment")
     if sha256(folder / "agent.safetensors") != state["weights"]:
         raise KstepError("agent.safetensors is damaged")
-    for name, expected in state["replay"]["segments"].items():
+    for name, expected in state["replay"]["segments"].items() if with_replay else ():
         path = run.replay / name
         if not path.is_file() or sha256(path) != expected:
             raise KstepError(f"replay/{name} is missing or damaged")

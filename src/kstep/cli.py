@@ -57,6 +57,12 @@ class Train:
         from kstep.run import Run
         from kstep.train import Runtime, Stopped, train
 
+        if self.threads is not None and self.threads < 1:
+            raise KstepError(f"--threads must be at least 1, not {self.threads}")
+        if not 0 < self.checkpoint_minutes < float("inf"):
+            raise KstepError(
+                f"--checkpoint-minutes must be positive, not {self.checkpoint_minutes}"
+            )
         system.keep_freed_memory()
         console = Console(soft_wrap=True)
         experiment = config.resolve(
@@ -109,6 +115,8 @@ class Eval:
 
         if self.episodes < 1:
             raise KstepError(f"--episodes must be at least 1, not {self.episodes}")
+        if self.seed < 0:
+            raise KstepError(f"--seed must not be negative, not {self.seed}")
         with opened(self.run, self.device) as (agent, env, counts):
             seeds = evaluation_seeds(self.seed, -1, self.episodes)
             result = evaluate(agent, env, seeds)
@@ -153,6 +161,8 @@ class Film:
         from kstep.film import FilmConfig, film
         from kstep.play import opened
 
+        if self.seed < 0:
+            raise KstepError(f"--seed must not be negative, not {self.seed}")
         config = FilmConfig(self.height, self.width, self.camera, self.fps)
         with opened(self.run, self.device) as (agent, env, _):
             seeds = evaluation_seeds(self.seed, -1, self.episodes)
@@ -180,6 +190,8 @@ class Show:
         from kstep import config, show
 
         console = Console()
+        if not console.is_terminal:
+            console = Console(width=120)  # for files and pipes, whatever the window is
         left = config.resolve(self.method, self.task, preset=self.preset)
         if self.diff is None:
             show.show_method(left, console)
@@ -203,7 +215,7 @@ class List:
 
         if self.what == "methods":
             for method in methods.METHODS.values():
-                print(f"{method.name:14} {method.summary}")
+                print(f"{method.name:20} {method.summary}")
         elif self.what == "presets":
             for name, preset in config.PRESETS.items():
                 print(f"{name:14} {preset.__doc__}")
@@ -256,3 +268,9 @@ def main(arguments: list[str] | None = None) -> None:
     except KstepError as error:
         print(f"kstep: {error}", file=sys.stderr)
         sys.exit(2)
+    except OSError as error:  # no space, no permission, not a folder: the system says it best
+        print(f"kstep: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("kstep: interrupted", file=sys.stderr)
+        sys.exit(130)

@@ -71,6 +71,17 @@ class Experiment:
         for key, value in positive.items():
             if value < 1:
                 raise KstepError(f"{key} must be at least 1, not {value}")
+        for key, (first, second) in (
+            ("method.learning.betas", learning.betas),
+            ("method.learning.temperature_betas", learning.temperature_betas),
+        ):
+            if not (0.0 <= first < 1.0 and 0.0 <= second < 1.0):
+                raise KstepError(f"{key} must lie in [0, 1), not [{first}, {second}]")
+        if method.sac.initial_temperature <= 0:
+            raise KstepError(
+                f"method.sac.initial_temperature must be positive, not "
+                f"{method.sac.initial_temperature}"
+            )
         exploration = method.exploration
         never_negative = {
             "method.learning.learning_rate": learning.learning_rate,
@@ -280,6 +291,18 @@ def resolve(
     return experiment
 
 
+FIXED = {
+    "preset": "use --preset",
+    "method.name": "it is the method's name; choose another method",
+    "method.summary": "it is the method's description",
+    "method.observation": "it is what the method sees; choose another method",
+    "method.auxiliary.kind": "it is the method's auxiliary task; choose another method",
+    "env.task": "it is the task's name; choose another task",
+    "env.observation": "it is what the method sees; choose another method",
+}
+"""What overrides may not touch, because other settings were derived from it."""
+
+
 def override(experiment: Experiment, overrides: Iterable[str]) -> Experiment:
     """Apply `key=value` texts, each checked against the type of what it replaces."""
     data = encode(experiment)
@@ -299,7 +322,10 @@ def override(experiment: Experiment, overrides: Iterable[str]) -> Experiment:
                 )
             if depth < len(path) - 1:
                 node = node[name]
-        node[path[-1]] = _literal(value.strip())
+        new, fixed = _literal(value.strip()), FIXED.get(key.strip())
+        if fixed and new != node[path[-1]]:
+            raise KstepError(f"{key.strip()} cannot be set: {fixed}")
+        node[path[-1]] = new
     decoded: Experiment = decode(Experiment, data)
     return decoded
 

@@ -79,7 +79,8 @@ class Episode:
         `frames` are the last stacked frames as the replay remembers them, oldest first.
         """
         actions = np.frombuffer(bytes.fromhex(state["actions"]), dtype=np.float32)
-        actions = actions.reshape(state["length"], -1)
+        width = int(np.prod(self.env.action_space.shape or ()))
+        actions = actions.reshape(state["length"], width)
         self.env.set_rendering(False)
         try:
             self.start(state["seed"])

@@ -31,10 +31,15 @@ def film(
     agent: Agent, env: ControlEnv, seeds: list[int], path: Path, config: FilmConfig
 ) -> Evaluation:
     """Film one greedy episode per seed into `path`; nothing is left behind if it fails."""
-    if config.height % 2 or config.width % 2:
-        raise KstepError(
-            f"video sizes must be even, not {config.width}x{config.height} (H.264 wants it so)"
-        )
+    for name, side in (("--height", config.height), ("--width", config.width)):
+        if not 16 <= side <= 4096 or side % 2:
+            raise KstepError(f"{name} must be an even number from 16 to 4096, not {side}")
+    if config.fps is not None and config.fps <= 0:
+        raise KstepError(f"--fps must be positive, not {config.fps:g}")
+    if path.suffix not in (".mp4", ".mkv", ".mov", ".gif"):
+        raise KstepError(f"--output must end in .mp4, .mkv, .mov or .gif, not '{path.name}'")
+    if not seeds:
+        raise KstepError("--episodes must be at least 1")
     if path.exists():
         raise KstepError(f"{path} exists already; choose another --output")
     path.parent.mkdir(parents=True, exist_ok=True)

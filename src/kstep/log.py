@@ -6,6 +6,7 @@ drop what it had logged beyond it and the file ends up as if it had never stoppe
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import os
@@ -26,10 +27,16 @@ class JsonLines:
     """Append-only JSON lines with a known position."""
 
     def __init__(self, path: Path, position: int = 0) -> None:
+        """Go on at `position`, or after the last whole line before it if the file is shorter."""
         path.touch()
+        self.path = path
         self._file = path.open("r+b")
-        self._file.truncate(position)
-        self._file.seek(position)
+        kept = self._file.read(position)
+        self.lost = position - len(kept)
+        """Bytes that should be there and are not."""
+        whole = position if not self.lost else kept.rfind(b"\n") + 1
+        self._file.truncate(whole)
+        self._file.seek(whole)
 
     @property
     def position(self) -> int:
@@ -50,11 +57,13 @@ class JsonLines:
 class TensorBoard:
     """The same numbers as TensorBoard events; needs the extra `tb`."""
 
+    @staticmethod
+    def refuse_missing() -> None:
+        if importlib.util.find_spec("tensorboard") is None:
+            raise KstepError("TensorBoard is not installed: pip install 'kstep[tb]'")
+
     def __init__(self, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise KstepError("TensorBoard is not installed: pip install tensorboard") from error
+        from torch.utils.tensorboard import SummaryWriter
 
         self._writer: Any = SummaryWriter(str(folder))
 

@@ -211,13 +211,14 @@ class Replay:
         return {"slots": self.slots, "first": first, **counters}
 
     def restore(self, parts: Iterable[dict[str, Array]], counters: dict[str, Any]) -> None:
-        """Continue exactly where `counters` was taken; the replay must be as large or larger."""
+        """Continue exactly where `counters` was taken; all it held must fit."""
         missing = {"slots", "first", *_COUNTERS} - set(counters)
         if missing:
             raise KstepError(f"the saved replay lacks {', '.join(sorted(missing))}")
-        if counters["slots"] > self.slots:
+        held = min(counters["total"], counters["slots"])
+        if held > self.slots:
             raise KstepError(
-                f"the saved replay has {counters['slots']:,} slots, this one {self.slots:,}. "
+                f"the saved replay holds {held:,} frames, this one has room for {self.slots:,}. "
                 "Continue with the replay_capacity, stack and environment of the saved run"
             )
         covered = None
@@ -340,7 +341,8 @@ class Replay:
             what = "transitions" if k == 1 else f"sequences of {k} decisions"
             where = " in completed episodes" if rule == "released" else ""
             raise ReplayUnderfilled(
-                f"asked for {n} {what}{where}, replay holds none ({len(self)} transitions in all)"
+                f"asked for {n} {what}{where}, replay holds none ({len(self)} transitions in all): "
+                "episodes are too short for it, or too few were played"
             )
         if rule == "released":
             eligible = np.flatnonzero(count)

@@ -55,18 +55,31 @@ class Run:
                     for key, there, here in difference(present.experiment, experiment)
                     if key != "env_steps"
                 ]
+                hint = "Choose another --folder, or repeat that run's own settings"
+                exploration = present.experiment.method.exploration
+                if exploration and all("exploration.env_steps" in row for row in rows):
+                    hint = (
+                        "Its first phase was half of the budget it began with. To go on with it: "
+                        f"--set method.exploration.env_steps={exploration.env_steps} "
+                        f"--folder {folder}"
+                    )
                 raise KstepError(
-                    f"{folder} holds another experiment:\n" + "\n".join(rows) + "\n"
-                    "Choose another --folder, or repeat that run's own settings"
+                    f"{folder} holds another experiment:\n" + "\n".join(rows) + f"\n{hint}"
                 )
         elif folder.exists() and any(folder.iterdir()):
             raise KstepError(f"{folder} exists, is not empty and is not a run of kstep")
         return cls(folder, experiment)
 
-    def create(self) -> None:
-        """Make the folder and write down which experiment it holds."""
+    @contextmanager
+    def being_written(self) -> Iterator[None]:
+        """Make the folder, lock it and write down which experiment it holds."""
         for path in (self.checkpoints, self.replay):
             path.mkdir(parents=True, exist_ok=True)
+        with self.locked():
+            self._write_config()
+            yield
+
+    def _write_config(self) -> None:
         write_json(
             self.folder / "config.json",
             {"digest": self.digest, "experiment": encode(self.experiment)},

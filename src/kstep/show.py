@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from kstep.agent import Agent, parts_of
 from kstep.config import Experiment, difference, encode
@@ -51,7 +51,9 @@ def show_difference(left: Experiment, right: Experiment, console: Console) -> No
     if not rows:
         console.print(f"{left.method.name} and {right.method.name} do not differ")
         return
-    table = Table("setting", left.method.name, right.method.name)
+    table = Table(
+        Column("setting", no_wrap=True), left.method.name, right.method.name, highlight=False
+    )
     for key, a, b in rows:
         table.add_row(key, text(a), text(b))
     console.print(table)

@@ -108,7 +108,13 @@ def record(folder: Path, device_name: str, rendering: str) -> None:
     """Add this machine to the run's list of where it was computed."""
     path = folder / "system.json"
 
-    history: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
+    try:
+        history = json.loads(path.read_text()) if path.exists() else []
+        if not isinstance(history, list):
+            raise ValueError
+    except ValueError:  # nothing depends on it, but nothing is thrown away either
+        path.rename(path.with_name("system.json.damaged"))
+        history = []
     now = datetime.now(UTC).isoformat(timespec="seconds")
     history.append({"started": now, **describe(device_name, rendering)})
     write_json(path, history)

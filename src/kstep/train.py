@@ -71,31 +71,40 @@ class _Stop:
 def train(run: Run, runtime: Runtime, console: Console | None = None) -> None:
     """Bring the run to its budget, from wherever it is."""
     console = console or Console(soft_wrap=True)
-    rendering = envs.rendering(run.experiment.env)
-    env = envs.make(run.experiment.env, run.experiment.seed, apart=_overlaps(run, runtime))
+    experiment = run.experiment
+    reached = checkpoint.reached(run) if run.folder.exists() else 0
+    if reached >= experiment.env_steps:
+        console.print(f"nothing to do: the run is at {reached:,} env steps", highlight=False)
+        return
+    rendering = envs.rendering(experiment.env)
+    env = envs.make(experiment.env, experiment.seed, apart=_overlaps(run, runtime))
     try:
         # Everything that can be refused is refused before anything is written.
-        _refuse_impossible(run.experiment, envs.spec_of(env))
-        memory = replay_config(run.experiment, runtime)
-        stack = run.experiment.method.stack
-        Replay.refuse_too_large(memory, envs.spec_of(env), stack, run.folder)
-        run.create()
-        with run.locked(), _threads(runtime.threads):
+        spec = envs.spec_of(env)
+        _refuse_impossible(experiment, spec)
+        memory = replay_config(experiment, runtime)
+        Replay.refuse_too_large(memory, spec, experiment.method.stack, run.folder)
+        streams = Streams(experiment.seed, system.device(runtime.device))
+        agent = Agent(experiment.method, spec, streams, runtime.device)
+        if runtime.tensorboard:
+            TensorBoard.refuse_missing()
+        with run.being_written(), _threads(runtime.threads):
             console.print(rendering, highlight=False)
             system.record(run.folder, runtime.device, rendering)
-            _Trainer(run, runtime, env, console).bring_to_budget()
+            _Trainer(run, runtime, env, agent, console).bring_to_budget()
     finally:
         env.close()
 
 
 class _Trainer:
-    def __init__(self, run: Run, runtime: Runtime, env: ControlEnv, console: Console) -> None:
+    def __init__(
+        self, run: Run, runtime: Runtime, env: ControlEnv, agent: Agent, console: Console
+    ) -> None:
         experiment = run.experiment
         self.run, self.runtime, self.experiment, self.console = run, runtime, experiment, console
         self.spec = envs.spec_of(env)
-        streams = Streams(experiment.seed, system.device(runtime.device))
         self.session = Session(
-            agent=Agent(experiment.method, self.spec, streams, runtime.device),
+            agent=agent,
             replay=Replay(
                 replay_config(experiment, runtime),
                 self.spec,
@@ -113,12 +122,17 @@ class _Trainer:
         self.console.print(session.replay.describe(), highlight=False)
         positions = Positions(0, 0)
         if checkpoint.exists(self.run):
-            positions = checkpoint.load(self.run, session)
+            positions, damaged = checkpoint.load(self.run, session)
+            for problem in damaged:
+                self.console.print(problem, highlight=False)
             self.console.print(f"going on at {counts.env_steps:,} env steps", highlight=False)
         else:
             session.replay.begin(session.episode.start(self._next_seed()))
         self.metrics = JsonLines(self.run.metrics_file, positions.metrics)
         self.evaluations = JsonLines(self.run.evaluations_file, positions.evaluations)
+        for log in (self.metrics, self.evaluations):
+            if log.lost:
+                self.console.print(f"{log.lost} bytes of {log.path.name} are lost", highlight=False)
         self.evaluated_at = {row["mark"]: row["env_steps"] for row in self.run.evaluations()}
         self.tensorboard = (
             TensorBoard(self.run.folder / "tensorboard") if self.runtime.tensorboard else None

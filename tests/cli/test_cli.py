@@ -64,7 +64,7 @@ def test_the_same_command_again_is_at_once_done(
 ) -> None:
     before = (run / "evaluations.jsonl").read_bytes()
     train(run)
-    assert "going on at 150 env steps" in capsys.readouterr().out
+    assert "nothing to do: the run is at 150 env steps" in capsys.readouterr().out
     assert (run / "evaluations.jsonl").read_bytes() == before
 
 
@@ -89,8 +89,22 @@ def test_film_makes_a_video(run: Path, tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
         main(["film", str(run), "--output", str(target)])
     assert target.read_bytes() == before
-    with pytest.raises(SystemExit):
-        main(["film", str(run), "--output", str(tmp_path / "odd.mp4"), "--height", "63"])
+    for wrong in (
+        ["--height", "63"],
+        ["--height", "0"],
+        ["--width", "-2"],
+        ["--height", "100000"],
+        ["--fps", "-5"],
+        ["--fps", "0"],
+        ["--episodes", "0"],
+        ["--seed", "-1"],
+    ):
+        with pytest.raises(SystemExit) as stopped:
+            main(["film", str(run), "--output", str(tmp_path / "odd.mp4"), *wrong])
+        assert stopped.value.code == 2, wrong
+    with pytest.raises(SystemExit) as stopped:
+        main(["film", str(run), "--output", str(tmp_path / "noend")])
+    assert stopped.value.code == 2
     assert sorted(p.name for p in tmp_path.rglob("*.mp4")) == ["film.mp4"]
 
 
@@ -134,6 +148,15 @@ def test_show_diff(capsys: pytest.CaptureFixture[str]) -> None:
         (["eval", "nowhere"], "nowhere is not a run"),
         (["eval", "nowhere", "--episodes", "0"], "--episodes must be at least 1"),
         (["show", "drqq"], "unknown method 'drqq'"),
+        (["train", "ksl", "toy_reach", "--threads", "0"], "--threads must be at least 1"),
+        (["train", "ksl", "toy_reach", "--checkpoint-minutes", "-1"], "must be positive"),
+        (["train", "ksl", "toy_reach", "--set", "preset=cpu"], "use --preset"),
+        (["train", "ksl", "toy_reach", "--set", "method.name=x"], "cannot be set"),
+        (["train", "ksl", "toy_reach", "--set", "method.auxiliary.kind=curl"], "cannot be set"),
+        (["train", "ksl", "toy_reach", "--set", "method.auxiliary.k=0"], "k must be at least 1"),
+        (["train", "ksl", "toy_reach", "--set", "method.image_size=10"], "too small"),
+        (["train", "ksl", "toy_reach", "--set", "env.action_repeat=0"], "action repeat"),
+        (["train", "ksl", "toy_reach", "--set", "method.learning.betas=[2,3]"], "[0, 1)"),
     ],
 )
 def test_mistakes_are_answered_in_one_line(
@@ -153,19 +176,28 @@ def test_mistakes_are_answered_in_one_line(
     assert not list(tmp_path.iterdir())  # nothing half-written
 
 
+def test_what_the_system_refuses_is_said_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    for folder in ("file", "file/below"):
+        with pytest.raises(SystemExit) as stopped:
+            train(tmp_path / folder)
+        assert stopped.value.code in (1, 2)
+        assert "kstep: " in capsys.readouterr().err
+    assert (tmp_path / "file").read_text() == "mine"
+
+
 def test_ctrl_c_ends_with_a_checkpoint_and_says_how_to_go_on(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "kstep", "train", "sac_pixel", "toy_reach"]
     command += ["--preset", "debug", "--threads", "1", "--folder", str(tmp_path / "run")]
     process = subprocess.Popen(
         [*command, "--env-steps", "100000"], stdout=subprocess.PIPE, text=True
     )
-    metrics = tmp_path / "run" / "metrics.jsonl"
-    deadline = time.monotonic() + 60
+    metrics = tmp_path / "run" / "metrics.jsonl"  # written once learning has begun
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline and not (metrics.exists() and metrics.stat().st_size):
         time.sleep(0.1)
-        if (tmp_path / "run" / "evaluations.jsonl").exists():
-            break
-    time.sleep(2)
     os.kill(process.pid, signal.SIGINT)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 130

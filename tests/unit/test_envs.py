@@ -378,7 +378,7 @@ def test_camera_is_the_configs_or_the_tasks(opened: Any) -> None:
     env = opened("cartpole_swingup", camera=1, size=40)
     frame, _ = env.reset(seed=0)
     np.testing.assert_array_equal(frame, env.film_frame(40, 40, camera=1))
-    with pytest.raises(KstepError, match="cameras 0 to 1, not 9"):
+    with pytest.raises(KstepError, match="cameras 0 to 1 and the free camera -1, not 9"):
         make(EnvConfig("cartpole_swingup", "state", camera=9), 0)
 
 

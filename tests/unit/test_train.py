@@ -90,6 +90,25 @@ def test_stopped_and_continued_equals_never_stopped(
     assert_same(whole, parts)
 
 
+@pytest.mark.parametrize("overlap", ["off", "on"])
+def test_stopped_between_two_episodes(
+    overlap: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the running episode has no action yet; every suite task's budget ends there."""
+    whole = go(tmp_path / "whole", experiment(env_steps=150))
+    ended = [
+        row["decisions"]
+        for row in map(json.loads, whole.metrics_file.read_text().splitlines())
+        if "train/return" in row
+    ]
+    for decisions in ended[:2]:
+        with monkeypatch.context() as patch:
+            stop_after(patch, decisions)
+            with pytest.raises(Stopped):
+                go(tmp_path / "parts", experiment(env_steps=150), overlap=overlap)
+    assert_same(whole, go(tmp_path / "parts", experiment(env_steps=150), overlap=overlap))
+
+
 def test_a_crash_falls_back_to_the_last_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,6 +154,67 @@ def test_a_finished_run_is_not_done_again_but_may_be_extended(tmp_path: Path) ->
     assert (again.metrics_file.read_bytes(), again.evaluations_file.read_bytes()) == before
     longer = go(tmp_path / "run", experiment(env_steps=100))
     assert_same(longer, go(tmp_path / "fresh", experiment(env_steps=100)))
+
+
+def test_a_smaller_budget_has_nothing_to_do_and_changes_nothing(tmp_path: Path) -> None:
+    run = go(tmp_path / "run", experiment(env_steps=60))
+    before = {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()}
+    go(tmp_path / "run", experiment(env_steps=40))
+    assert before == {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()}
+
+
+def test_lost_logs_are_reported_and_go_on_with_whole_lines(tmp_path: Path) -> None:
+    run = go(tmp_path / "run", experiment(env_steps=60))
+    run.metrics_file.write_bytes(run.metrics_file.read_bytes()[:500])
+    run.evaluations_file.unlink()
+    said = StringIO()
+    longer = Run.prepare(run.folder, experiment(env_steps=90))
+    train.train(longer, Runtime(threads=1, log_every=5), Console(file=said))
+    assert "bytes of metrics.jsonl are lost" in said.getvalue()
+    assert "bytes of evaluations.jsonl are lost" in said.getvalue()
+    rows = [json.loads(line) for line in run.metrics_file.read_text().splitlines()]
+    assert rows[-1]["decisions"] > 60
+    assert [row["mark"] for row in run.evaluations()] == [50, 90]
+
+
+def test_lost_checkpoints_are_not_mistaken_for_a_new_run(tmp_path: Path) -> None:
+    run = go(tmp_path / "run", experiment(env_steps=60), checkpoint_minutes=0)
+    before = run.metrics_file.read_bytes()
+    for path in run.checkpoints.glob("*/state.json"):
+        path.unlink()
+    with pytest.raises(KstepError, match="had checkpoints, but none is left"):
+        go(tmp_path / "run", experiment(env_steps=90))
+    assert run.metrics_file.read_bytes() == before
+
+
+def test_acting_needs_no_replay(tmp_path: Path) -> None:
+    import shutil
+
+    from kstep.play import opened
+
+    run = go(tmp_path / "run", experiment(env_steps=40))
+    shutil.rmtree(run.replay)
+    with opened(run.folder) as (agent, _, counts):
+        assert counts.env_steps == 40
+        assert agent.act(np.zeros((1, 3, 48, 48, 3), np.uint8), explore=False).shape == (1, 2)
+
+
+@pytest.mark.parametrize("content", ["{", "{}", ""])
+def test_a_damaged_note_about_the_machine_stops_nothing(content: str, tmp_path: Path) -> None:
+    run = go(tmp_path / "run", experiment(env_steps=40))
+    (run.folder / "system.json").write_text(content)
+    go(tmp_path / "run", experiment(env_steps=50))
+    assert (run.folder / "system.json.damaged").read_text() == content
+
+
+def test_a_two_phase_run_says_how_to_extend_it(tmp_path: Path) -> None:
+    first = replace(experiment("proto_rl"), env_steps=100)
+    go(tmp_path / "run", first)
+    assert first.method.exploration is not None
+    longer = replace(first.method.exploration, env_steps=999)
+    other = replace(first, method=replace(first.method, exploration=longer))
+    with pytest.raises(KstepError, match=r"--set method.exploration.env_steps=800"):
+        Run.prepare(tmp_path / "run", other)
 
 
 def test_counts_are_logged_side_by_side(tmp_path: Path) -> None:
@@ -221,8 +301,7 @@ def test_another_experiment_in_the_folder_is_refused_with_the_difference(tmp_pat
 
 def test_two_processes_cannot_write_one_run(tmp_path: Path) -> None:
     run = Run.prepare(tmp_path / "run", experiment())
-    run.create()
-    with run.locked(), pytest.raises(KstepError, match="is being written by process"):
+    with run.being_written(), pytest.raises(KstepError, match="is being written by process"):
         go(tmp_path / "run", experiment())
 
 
@@ -232,13 +311,13 @@ def damage(path: Path) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("victim", ["agent.safetensors", "state.json"])
+@pytest.mark.parametrize("victim", ["agent.safetensors", "state.json", "not a dict"])
 def test_a_damaged_checkpoint_gives_way_to_the_previous_one(tmp_path: Path, victim: str) -> None:
     whole = go(tmp_path / "whole", experiment())
     run = go(tmp_path / "run", experiment(), checkpoint_minutes=0)
     last = sorted(run.checkpoints.iterdir())[-1]
-    if victim == "state.json":
-        (last / victim).write_text("{")
+    if victim != "agent.safetensors":
+        (last / "state.json").write_text("{" if victim == "state.json" else "[]")
     else:
         damage(last / victim)
     assert checkpoint.newest(run)[0] != last

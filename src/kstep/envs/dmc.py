@@ -42,10 +42,7 @@ class SuiteEnv(ControlEnv):
         self._physics = self._env.physics
         self._closed = False
         self._set_visuals()
-        cameras = int(self._physics.model.ncam)
-        # -1 is MuJoCo's free camera.
-        if not -1 <= camera < cameras:
-            raise KstepError(f"{task.name} has cameras 0 to {cameras - 1}, not {camera}")
+        self._check_camera(camera)
         actions = self._env.action_spec()
         shapes = [spec.shape for spec in self._env.observation_spec().values()]
         limit = self._env._step_limit  # dm_control keeps the time limit nowhere else.
@@ -98,7 +95,16 @@ class SuiteEnv(ControlEnv):
         parts = [np.ravel(value) for value in self._time_step.observation.values()]
         return np.concatenate(parts, dtype=np.float32, casting="unsafe")
 
+    def _check_camera(self, camera: int) -> None:
+        cameras = int(self._physics.model.ncam)
+        # -1 is MuJoCo's free camera.
+        if not -1 <= camera < cameras:
+            raise KstepError(
+                f"{self} has cameras 0 to {cameras - 1} and the free camera -1, not {camera}"
+            )
+
     def _draw(self, height: int, width: int, camera: int) -> Array:
+        self._check_camera(camera)
         self._make_room(height, width)
         try:
             return np.array(self._physics.render(height, width, camera_id=camera), np.uint8)
