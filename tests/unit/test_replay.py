@@ -445,7 +445,7 @@ def test_state_of_another_replay_is_refused() -> None:
     recorder.episode(5)
     part, counters = recorder.replay.export(0), recorder.replay.counters()
     with pytest.raises(KstepError, match=r"replay_capacity"):
-        Replay(ReplayConfig(2), pixel_spec(5)).restore([part], counters)
+        Replay(ReplayConfig(1), pixel_spec(5)).restore([part], counters)
     other = EnvSpec("pixels", (4, 4, 3), 2, 1, 5)
     with pytest.raises(KstepError, match="frames"):
         Replay(ReplayConfig(14), other).restore([part], counters)
