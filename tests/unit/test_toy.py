@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
 
@@ -142,17 +140,3 @@ def test_films_any_shape_with_the_arena_square() -> None:
     film = env.film_frame(120, 200)
     assert film.shape == (120, 200, 3)
     np.testing.assert_array_equal(film[:, 40:160], env.film_frame(120, 120))
-
-
-def test_is_fast_enough_to_train_in_a_test() -> None:
-    env = make_toy(size=84)
-    env.reset(seed=0)
-    action = np.zeros(2)
-    fastest = np.inf
-    for _ in range(5):
-        env.reset(seed=0)
-        start = time.perf_counter()
-        for _ in range(50):
-            env.step(action)
-        fastest = min(fastest, (time.perf_counter() - start) / 50)
-    assert 1 / fastest > 3000
