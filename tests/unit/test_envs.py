@@ -91,10 +91,7 @@ def _registered() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def _rendering() -> None:
-    try:
-        gl.choose()
-    except KstepError as error:
-        pytest.skip(f"this machine cannot render: {error}")
+    gl.choose()  # raises, and so fails the tests, where nothing can draw: set-up sees to it
 
 
 @pytest.fixture
