@@ -1,0 +1,23 @@
+"""The encoder's convolutions in C++: optional, checked before use, never silently wrong.
+
+PyTorch computes 3x3 convolutions directly. Winograd's algorithm needs a quarter of the products, and
+at 32 channels that is most of a learning step on a CPU; see README.md in this folder. The library
+is built when the package is installed, if a compiler is there, and loaded here with ctypes: it
+knows neither Python nor PyTorch.
+
+`choose` decides between `torch` and `native` for one shape of encoder: the library must be there,
+know the processor, agree with PyTorch on a random batch, and be faster. `encoder.py` is the
+function that PyTorch differentiates.
+"""
+
+from __future__ import annotations
+
+from kstep.native.choice import Asked as Asked
+from kstep.native.choice import Backend as Backend
+from kstep.native.choice import Choice as Choice
+from kstep.native.choice import choose as choose
+from kstep.native.encoder import features as features
+from kstep.native.encoder import usable as usable
+from kstep.native.library import Shape as Shape
+from kstep.native.library import Unavailable as Unavailable
+from kstep.native.library import load as load

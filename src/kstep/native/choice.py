@@ -1,0 +1,128 @@
+"""Which backend computes the encoder's convolutions: decided by trying, once, before a run."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kstep.native import encoder
+from kstep.native.library import Shape, Unavailable, load
+
+Backend = Literal["torch", "native"]
+Asked = Literal["auto", "torch", "native"]
+
+TOLERANCE = 1e-4
+"""Of a trial's outputs relative to their maximum. A wrong kernel is wrong by 1; float32 with
+Winograd's transforms and a ReLU or two that falls the other way by 1e-5."""
+TRIAL_BATCH = 32
+TRIALS = 5
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What computes the convolutions, and why."""
+
+    backend: Backend
+    reason: str
+    torch_ms: float | None = None
+    """A trial's forward and backward pass with PyTorch."""
+    native_ms: float | None = None
+
+    def __str__(self) -> str:
+        return f"encoder: {self.backend} ({self.reason})"
+
+
+def choose(asked: Asked, shape: Shape | None, device: str = "cpu") -> Choice:
+    """Return what to use for encoders of this shape (None: there is nothing to convolve).
+
+    `native` is refused with the reason where it cannot be; `auto` takes it where it is right and
+    faster.
+    """
+    if asked == "torch":
+        return Choice("torch", "as asked")
+    try:
+        if shape is None:
+            raise Unavailable("there are no plain convolutions with ReLU to compute")
+        if device != "cpu":
+            raise Unavailable(f"the native encoder runs on the CPU, not on {device}")
+        shape.require()
+        name = load().instructions
+        trial = Trial(shape)
+        if not (error := trial.error()) <= TOLERANCE:  # NaN as well
+            raise Unavailable(f"the native encoder is wrong on this machine: off by {error:.1e}")
+    except Unavailable as unavailable:
+        if asked == "native":
+            raise
+        return Choice("torch", str(unavailable))
+    torch_ms, native_ms = trial.milliseconds()
+    reason = (
+        f"{name}, {TRIAL_BATCH} stacks forward and backward: native {native_ms:.1f} ms, "
+        f"torch {torch_ms:.1f} ms"
+    )
+    faster = native_ms < torch_ms or asked == "native"
+    return Choice("native" if faster else "torch", reason, torch_ms, native_ms)
+
+
+class Trial:
+    """A random batch through random weights, by both backends."""
+
+    def __init__(self, shape: Shape, batch: int = TRIAL_BATCH) -> None:
+        self.shape = shape
+        draw = torch.Generator().manual_seed(0)
+        size = (batch, shape.frames, shape.height, shape.width, shape.colours)
+        self.observation = torch.randint(0, 256, size, dtype=torch.uint8, generator=draw)
+        self.weights, self.biases = [], []
+        inputs = shape.frames * shape.colours
+        for _ in shape.strides:
+            weight = torch.randn(32, inputs, 3, 3, generator=draw) * (2 / (9 * inputs)) ** 0.5
+            self.weights.append(weight.contiguous(memory_format=torch.channels_last))
+            self.biases.append(torch.randn(32, generator=draw) / 10)
+            inputs = 32
+        height, width, channels = shape.maps()[-1]
+        self.gradient = torch.randn(batch, height * width * channels, generator=draw)
+        for parameter in self.parameters:
+            parameter.requires_grad_()
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        return [*self.weights, *self.biases]
+
+    def torch(self) -> Tensor:
+        """What `PixelEncoder.features` does."""
+        x = torch.cat(self.observation.unbind(1), dim=-1).float().div_(255.0).permute(0, 3, 1, 2)
+        for weight, bias, stride in zip(
+            self.weights, self.biases, self.shape.strides, strict=True
+        ):
+            x = torch.relu_(F.conv2d(x, weight, bias, stride))
+        return x.permute(0, 2, 3, 1).flatten(1)
+
+    def native(self) -> Tensor:
+        return encoder.features(self.observation, self.shape.strides, self.weights, self.biases)
+
+    def both_ways(self, features: Callable[[], Tensor]) -> Sequence[Tensor]:
+        with torch.enable_grad():
+            found = features()
+            return [found, *torch.autograd.grad(found, self.parameters, self.gradient)]
+
+    def error(self) -> float:
+        """The largest disagreement of an output or a gradient, relative to its maximum."""
+        pairs = zip(self.both_ways(self.native), self.both_ways(self.torch), strict=True)
+        errors = [(a - b).abs().max() / b.abs().max().clamp_min(1e-12) for a, b in pairs]
+        return float(torch.stack(errors).max().detach())
+
+    def milliseconds(self) -> tuple[float, float]:
+        """Medians of PyTorch and native, taken in turns."""
+        taken: dict[str, list[float]] = {"torch": [], "native": []}
+        for _ in range(TRIALS):
+            for name, features in (("torch", self.torch), ("native", self.native)):
+                started = time.perf_counter()
+                self.both_ways(features)
+                taken[name].append(1000 * (time.perf_counter() - started))
+        return statistics.median(taken["torch"]), statistics.median(taken["native"])

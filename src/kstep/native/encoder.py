@@ -1,0 +1,74 @@
+"""Stacks of frames to features as one function that PyTorch differentiates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kstep.errors import KstepError
+from kstep.native.library import Shape, load, plain
+
+
+def usable(observation: Tensor, parameters: Sequence[Tensor]) -> bool:
+    """Whether this very call can be native: bytes and float32 on the CPU, computed as they are."""
+    return (
+        observation.dtype == torch.uint8
+        and observation.device.type == "cpu"
+        and all(p.dtype == torch.float32 and p.device.type == "cpu" for p in parameters)
+        and not torch.is_autocast_enabled("cpu")
+        and not torch.compiler.is_compiling()
+        and not torch.jit.is_tracing()  # type: ignore[no-untyped-call]
+    )
+
+
+def features(
+    observation: Tensor,
+    strides: tuple[int, ...],
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+) -> Tensor:
+    """Observations (B, S, H, W, C) uint8 to features (B, F), flattened from (H, W, 32).
+
+    3x3 convolutions of 32 filters, ReLU after each, of the stack divided by 255. Weights are
+    PyTorch's (32, inputs, 3, 3).
+    """
+    learns = torch.is_grad_enabled() and any(p.requires_grad for p in (*weights, *biases))
+    found = _Features.apply(observation, strides, learns, *weights, *biases)  # type: ignore[no-untyped-call]
+    return found  # type: ignore[no-any-return]
+
+
+class _Features(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, observation: Tensor, strides: tuple[int, ...], learns: bool, *parameters: Tensor
+    ) -> Tensor:
+        layers = len(strides)
+        weights = [plain(weight) for weight in parameters[:layers]]
+        biases = [bias.detach().contiguous() for bias in parameters[layers:]]
+        observation = observation.contiguous()
+        shape = Shape(*observation.shape[1:], strides)
+        maps = load().forward(shape, observation, weights, biases, keep=learns)
+        found = maps[-1]
+        assert found is not None
+        features = found.flatten(1)
+        if learns:
+            ctx.shape = shape
+            ctx.save_for_backward(observation, *weights, *maps[:-1], features)
+        return features
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise KstepError(
+                "the native encoder has no second derivative (create_graph=True): use "
+                "encoder_backend=torch"
+            )
+        observation, *rest = ctx.saved_tensors
+        layers = len(ctx.shape.strides)
+        gradient = gradients[0].contiguous()
+        found = load().backward(ctx.shape, gradient, observation, rest[:layers], rest[layers:])
+        wanted = zip((*found[0], *found[1]), ctx.needs_input_grad[3:], strict=True)
+        return (None, None, None, *(tensor if needed else None for tensor, needed in wanted))

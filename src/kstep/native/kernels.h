@@ -1,0 +1,73 @@
+// What one instruction set offers: a table of functions that encoder.cpp calls for a few images at
+// a time. avx2.cpp and avx512.cpp fill one each from the templates in winograd.h.
+//
+// Maps are float32 in (image, row, column, channel) order with 32 channels. Weights and their
+// gradients are in (output, row, column, input) order: what PyTorch calls channels last.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace kstep {
+
+constexpr int kChannels = 32;
+
+// Some images of a map. `height` and `width` are those of a layer's input.
+struct Images {
+  int count, height, width;
+};
+
+// A stack of `frames` frames of `colours` bytes per pixel, one frame after the other, and the
+// stride with which the first layer walks over it.
+struct Stack {
+  int frames, colours, stride;
+};
+
+inline int output_side(int side, int stride) { return (side - 3) / stride + 1; }
+
+// Floats of each thing below; every one is a multiple of 16, so that all buffers stay aligned.
+constexpr size_t kWinogradWeights = 36 * kChannels * kChannels;
+constexpr size_t kStridedWeights = 9 * kChannels * kChannels;
+inline size_t stack_weights(Stack s) { return (size_t)9 * s.frames * s.colours * kChannels; }
+
+struct Kernels {
+  const char* name;
+
+  // 32 -> 32, stride 1, by Winograd's F(4x4, 3x3). `packed` is what pack made of the weights,
+  // `packed_back` the same with `transposed`. Forward adds the bias and takes the ReLU. Backward
+  // masks `gradient` where `output` is not positive (output may be null: no mask), writes
+  // `input_gradient` unless null, and adds to the two sums; unpack turns the first into weights.
+  void (*winograd_pack)(const float* weight, float* packed, bool transposed);
+  void (*winograd_forward)(const float* input, const float* packed, const float* bias,
+                           float* output, Images, float* scratch);
+  void (*winograd_backward)(const float* gradient, const float* output, const float* input,
+                            const float* packed_back, float* input_gradient, float* weight_sum,
+                            float* bias_sum, Images, float* scratch);
+  void (*winograd_unpack)(const float* weight_sum, float* weight_gradient);
+
+  // 32 -> 32, stride 2, directly. The same contract.
+  void (*strided_pack)(const float* weight, float* packed, bool transposed);
+  void (*strided_forward)(const float* input, const float* packed, const float* bias,
+                          float* output, Images, float* scratch);
+  void (*strided_backward)(const float* gradient, const float* output, const float* input,
+                           const float* packed_back, float* input_gradient, float* weight_sum,
+                           float* bias_sum, Images, float* scratch);
+  void (*strided_unpack)(const float* weight_sum, float* weight_gradient);
+
+  // bytes -> 32, any stride. The division by 255 is in the packed weights and in unpack.
+  void (*stack_pack)(const float* weight, float* packed, Stack);
+  void (*stack_forward)(const uint8_t* input, const float* packed, const float* bias,
+                        float* output, Images, Stack, float* scratch);
+  void (*stack_backward)(const float* gradient, const float* output, const uint8_t* input,
+                         float* weight_sum, float* bias_sum, Images, Stack, float* scratch);
+  void (*stack_unpack)(const float* weight_sum, float* weight_gradient, Stack);
+
+  // Floats of scratch that any of the above needs for maps and frames of up to this size.
+  size_t (*scratch)(int height, int width, Stack);
+};
+
+// Null where the compiler's target is no x86-64. Whether the processor can run them is a question
+// for encoder.cpp.
+const Kernels* avx2_kernels();
+const Kernels* avx512_kernels();
+
+}  // namespace kstep

@@ -1,0 +1,219 @@
+"""Find the library, refuse what it cannot do, and call it with pointers that live long enough."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+import sysconfig
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from kstep.errors import KstepError
+
+INTERFACE = 1
+"""What `kstep_native_interface` must answer: the meaning of every call below."""
+CHANNELS = 32
+MOST_INPUTS = 16
+MOST_LAYERS = 8
+
+
+class Unavailable(KstepError):
+    """The native kernels cannot be used, and why."""
+
+
+class _Encoder(ctypes.Structure):
+    """The structure `Encoder` of encoder.cpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in ("batch", "frames", "height", "width", "colours")),
+        ("layers", ctypes.c_int32),
+        ("strides", ctypes.c_int32 * MOST_LAYERS),
+    )
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What decides whether and how the kernels apply: stacks of frames and the layers over them."""
+
+    frames: int
+    height: int
+    width: int
+    colours: int
+    strides: tuple[int, ...]
+    channels: int = CHANNELS
+
+    def require(self) -> None:
+        """Raise `Unavailable` if there are no kernels for this shape."""
+        if self.channels != CHANNELS:
+            raise Unavailable(f"the native encoder has {CHANNELS} channels, not {self.channels}")
+        if self.frames * self.colours > MOST_INPUTS:
+            raise Unavailable(
+                f"the native encoder takes at most {MOST_INPUTS} input channels, not "
+                f"{self.frames} frames of {self.colours}"
+            )
+        if not 1 <= len(self.strides) <= MOST_LAYERS or set(self.strides) - {1, 2}:
+            raise Unavailable(
+                f"the native encoder has 1 to {MOST_LAYERS} layers with strides 1 or 2, not "
+                f"{self.strides}"
+            )
+
+    def maps(self) -> list[tuple[int, int, int]]:
+        """(H, W, C) after each layer."""
+        height, width, found = self.height, self.width, []
+        for stride in self.strides:
+            height, width = (height - 3) // stride + 1, (width - 3) // stride + 1
+            found.append((height, width, self.channels))
+        return found
+
+    def structure(self, batch: int) -> _Encoder:
+        sizes = (batch, self.frames, self.height, self.width, self.colours, len(self.strides))
+        return _Encoder(*sizes, (ctypes.c_int32 * MOST_LAYERS)(*self.strides))
+
+
+class Library:
+    """The C interface of encoder.cpp with tensors instead of pointers."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._c = ctypes.CDLL(str(path))
+            interface = self._c.kstep_native_interface()
+        except (OSError, AttributeError) as error:
+            raise Unavailable(f"{path.name} cannot be loaded: {error}") from error
+        if interface != INTERFACE:
+            raise Unavailable(
+                f"{path.name} is from another version of kstep: install the package again"
+            )
+        for name in ("encoder_forward", "encoder_backward", "layer_forward", "layer_backward"):
+            getattr(self._c, f"kstep_{name}").restype = ctypes.c_char_p
+        self._c.kstep_native_instructions.restype = ctypes.c_char_p
+        if not self.instructions:
+            raise Unavailable("the native encoder needs a processor with AVX2 or AVX-512")
+
+    @property
+    def instructions(self) -> str:
+        """The instruction set in use, or nothing if the processor has none it knows."""
+        return str(self._c.kstep_native_instructions().decode())
+
+    def use(self, instructions: str | None) -> bool:
+        """Switch to another instruction set, None for the best; return whether it is there."""
+        return bool(self._c.kstep_native_use(instructions and instructions.encode()))
+
+    def forward(
+        self,
+        shape: Shape,
+        observation: Tensor,
+        weights: Sequence[Tensor],
+        biases: Sequence[Tensor],
+        *,
+        keep: bool,
+    ) -> list[Tensor | None]:
+        """Return the maps after each layer, each (B, H, W, 32); all but the last only to `keep`."""
+        batch, sizes = len(observation), shape.maps()
+        last = len(sizes) - 1
+        maps = [torch.empty(batch, *s) if keep or i == last else None for i, s in enumerate(sizes)]
+        self._call(
+            "encoder_forward",
+            ctypes.byref(shape.structure(batch)),
+            _pointer(observation),
+            _pointers(weights),
+            _pointers(biases),
+            _pointers(maps),
+            int(keep),
+            torch.get_num_threads(),
+        )
+        return maps
+
+    def backward(
+        self,
+        shape: Shape,
+        gradient: Tensor,
+        observation: Tensor,
+        weights: Sequence[Tensor],
+        maps: Sequence[Tensor],
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the gradients of weights and biases, given that of the last map."""
+        weight_gradients = [torch.empty_like(weight) for weight in weights]
+        bias_gradients = [torch.empty(CHANNELS) for _ in weights]
+        self._call(
+            "encoder_backward",
+            ctypes.byref(shape.structure(len(observation))),
+            _pointer(gradient),
+            _pointer(observation),
+            _pointers(weights),
+            _pointers(maps),
+            _pointers(weight_gradients),
+            _pointers(bias_gradients),
+            torch.get_num_threads(),
+        )
+        return weight_gradients, bias_gradients
+
+    def layer_forward(self, stride: int, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """One 32 -> 32 layer by itself; x is (B, H, W, 32). For tests."""
+        batch, height, width, _ = x.shape
+        sides = [(side - 3) // stride + 1 for side in (height, width)]
+        y = torch.empty(batch, *sides, CHANNELS)
+        tensors = (x, weight, bias, y)
+        self._call("layer_forward", batch, height, width, stride, *map(_pointer, tensors))
+        return y
+
+    def layer_backward(
+        self, stride: int, gradient: Tensor, y: Tensor | None, x: Tensor, weight: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of x, weight and bias, masked where y is not positive. For tests."""
+        found = torch.empty_like(x), torch.empty_like(weight), torch.empty(CHANNELS)
+        tensors = (gradient, y, x, weight, *found)
+        sizes = (*x.shape[:3], stride)
+        self._call("layer_backward", *sizes, *map(_pointer, tensors))
+        return found
+
+    def _call(self, name: str, *arguments: object) -> None:
+        needs = getattr(self._c, f"kstep_{name}")(*arguments)
+        if needs is not None:
+            raise KstepError(f"the native encoder needs {needs.decode()}")
+
+
+def plain(weight: Tensor) -> Tensor:
+    """Weights as the library reads them: (output, row, column, input), which is channels last."""
+    return weight.detach().contiguous(memory_format=torch.channels_last)
+
+
+def path() -> Path:
+    """Where installing the package puts the library."""
+    return Path(__file__).with_name(f"_encoder{sysconfig.get_config_var('EXT_SUFFIX')}")
+
+
+@functools.cache
+def _load(where: Path) -> Library:
+    return Library(where)
+
+
+def load() -> Library:
+    """Return the library, or raise `Unavailable`."""
+    where = path()
+    if not where.exists():
+        raise Unavailable(
+            "the native encoder was not built: install a C++ compiler and the package again"
+        )
+    return _load(where)
+
+
+def _pointer(tensor: Tensor | None) -> ctypes.c_void_p:
+    # Every kernel walks memory in the order of the dimensions it was promised.
+    if tensor is not None and not _packed(tensor):
+        raise KstepError(f"the native encoder needs contiguous memory, not {tensor.stride()}")
+    return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
+
+
+def _packed(tensor: Tensor) -> bool:
+    if tensor.dim() == 4 and tuple(tensor.shape[2:]) == (3, 3) and tensor.shape[0] == CHANNELS:
+        return tensor.is_contiguous(memory_format=torch.channels_last)
+    return tensor.is_contiguous() and math.prod(tensor.shape) == tensor.numel()
+
+
+def _pointers(tensors: Sequence[Tensor | None]) -> ctypes.Array[ctypes.c_void_p]:
+    return (ctypes.c_void_p * len(tensors))(*map(_pointer, tensors))

@@ -1,0 +1,87 @@
+// A small pool of threads. Workers sleep on a condition variable between calls, so that they never
+// take a core from PyTorch's own threads; the caller works too. Tasks are numbered and taken in
+// order by whoever is free: what a task computes must depend on its number alone, never on the
+// thread it runs on, and then no result depends on the number of threads.
+#pragma once
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <unistd.h>
+
+namespace kstep {
+
+class Pool {
+ public:
+  // The pool of this process. A forked child inherits the object but none of its threads, so it
+  // gets a new one; the old one is left alone, as it is at exit, when sleeping workers do no harm.
+  static Pool& here() {
+    static std::mutex guard;
+    static Pool* pool = nullptr;
+    static pid_t owner = 0;
+    std::lock_guard<std::mutex> lock(guard);
+    if (!pool || owner != getpid()) {
+      pool = new Pool;
+      owner = getpid();
+    }
+    return *pool;
+  }
+
+  // Call task(number, worker) for every number below `tasks` on up to `threads` threads; worker is
+  // below `threads`. Returns when all are done. Only one caller at a time: hold `busy`.
+  void run(int tasks, int threads, const std::function<void(int, int)>& task) {
+    const int helpers = std::min(threads, tasks) - 1;
+    if (helpers <= 0) {
+      for (int i = 0; i < tasks; i++) task(i, 0);
+      return;
+    }
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      for (; started_ < helpers; started_++) std::thread(&Pool::work, this, started_ + 1).detach();
+      task_ = &task;
+      tasks_ = tasks;
+      next_ = 0;
+      helpers_ = working_ = helpers;
+      round_++;
+    }
+    wake_.notify_all();
+    take(task, 0);
+    std::unique_lock<std::mutex> lock(mutex_);
+    done_.wait(lock, [this] { return working_ == 0; });
+  }
+
+  std::mutex busy;  // held by whoever uses the pool
+
+ private:
+  void take(const std::function<void(int, int)>& task, int worker) {
+    for (int i; (i = next_.fetch_add(1)) < tasks_;) task(i, worker);
+  }
+
+  void work(int worker) {
+    unsigned long seen = 0;
+    for (;;) {
+      const std::function<void(int, int)>* task;
+      {
+        std::unique_lock<std::mutex> lock(mutex_);
+        // Every round waits for all its helpers, so none can miss a round it belongs to.
+        wake_.wait(lock, [&] { return round_ != seen; });
+        seen = round_;
+        if (worker > helpers_) continue;
+        task = task_;
+      }
+      take(*task, worker);
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (--working_ == 0) done_.notify_one();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable wake_, done_;
+  const std::function<void(int, int)>* task_ = nullptr;
+  std::atomic<int> next_{0};
+  int tasks_ = 0, helpers_ = 0, working_ = 0, started_ = 0;
+  unsigned long round_ = 0;
+};
+
+}  // namespace kstep
