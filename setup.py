@@ -1,7 +1,7 @@
 """The one thing pyproject.toml cannot say: a C++ library that is built where a compiler is.
 
-It is loaded with ctypes (kstep/native/library.py), so it needs no header of Python or PyTorch. Where
-it cannot be built, the package is installed without it and everything runs through PyTorch.
+It is loaded with ctypes (kstep/native/library.py), so it needs no header of Python or PyTorch.
+Where it cannot be built, the package is installed without it and everything runs through PyTorch.
 """
 
 from setuptools import Extension, setup

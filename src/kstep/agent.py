@@ -16,6 +16,7 @@ from kstep import augment
 from kstep.auxiliary.base import AuxiliaryTask, RewardSource, Shapes
 from kstep.batches import Batches, Drawn
 from kstep.methods.base import Method, Part
+from kstep.native import Backend
 from kstep.nets.ema import Ema, slow_copy
 from kstep.nets.encoder import Encoder, GivenFeatures, build_encoder
 from kstep.optimizers import Group, Optimizers
@@ -37,11 +38,13 @@ class Agent:
         spec: EnvSpec,
         streams: Streams,
         device: torch.device | str = "cpu",
+        encoder_backend: Backend = "torch",
     ) -> None:
         self.method = method
         self.spec = spec
         self.streams = streams
         self.device = torch.device(device)
+        self.encoder_backend = encoder_backend
         self.augment = augment.build(method.augment)
         self.phase = 0
         """0; 1 once the task-agnostic exploration of a two-phase method is over."""
@@ -54,7 +57,9 @@ class Agent:
     def _build(self) -> None:
         method, learning, action_dim = self.method, self.method.learning, self.spec.action_dim
         seen = replace(self.spec, frame_shape=self.augment.seen_shape(self.spec.frame_shape))
-        self.encoder = build_encoder(method.encoder, seen, method.stack).to(self.device)
+        self.encoder = build_encoder(method.encoder, seen, method.stack, self.encoder_backend).to(
+            self.device
+        )
         self.slow_encoder = slow_copy(self.encoder)
         own_head = method.sac.actor_encoder == "share_convolutions"
         self.core = SAC(
@@ -195,7 +200,7 @@ class Agent:
         """
         actor = self.core.actor.state_dict()
         streams = Streams(derive(self.streams.seed, "begin task"), self.device)
-        fresh = Agent(self.method, self.spec, streams, self.device)
+        fresh = Agent(self.method, self.spec, streams, self.device, self.encoder_backend)
         self.core = fresh.core
         self.core.actor.load_state_dict(actor)
         for mine, new in ((self.encoder, fresh.encoder), (self.slow_encoder, fresh.slow_encoder)):

@@ -47,6 +47,8 @@ class Train:
     """Where the frames of the replay are kept; disk is slower and needs no memory."""
     overlap: Literal["auto", "on", "off"] = "auto"
     """Step the environment in a process of its own while learning; same results, bit for bit."""
+    encoder_backend: Literal["auto", "torch", "native"] = "auto"
+    """What computes the convolutions; auto: our kernels where they are right and faster."""
     tensorboard: bool = False
     """Also write TensorBoard events (needs the extra tb)."""
 
@@ -84,6 +86,7 @@ class Train:
             tensorboard=self.tensorboard,
             replay=self.replay,
             overlap=self.overlap,
+            encoder_backend=self.encoder_backend,
         )
         try:
             train(run, runtime, console)

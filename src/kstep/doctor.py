@@ -1,4 +1,4 @@
-"""Is this machine ready? Rendering, versions, threads, memory: tested, not guessed."""
+"""Is this machine ready? Rendering, kernels, versions, threads, memory: tested, not guessed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import psutil  # type: ignore[import-untyped, unused-ignore]
 import torch
 from rich.console import Console
 
-from kstep import system
+from kstep import native, system
 from kstep.envs import gl
+from kstep.nets.encoder import EncoderConfig, native_shape
 from kstep.replay import Replay, ReplayConfig
 from kstep.types import EnvSpec, KstepError
 
@@ -35,6 +36,12 @@ def doctor(console: Console, backend: str | None = None) -> bool:
     devices += ["cuda"] if torch.cuda.is_available() else []
     devices += ["mps"] if torch.backends.mps.is_available() else []
     console.print(f"  devices: {', '.join(devices)}", highlight=False)
+
+    console.print("[bold]encoder[/]")
+    for name, strides in (("paper's size", (2, 1, 1, 1)), ("compact", (2, 2, 1, 1))):
+        shape = native_shape(EncoderConfig(strides=strides), (84, 84, 3), 3)
+        choice = native.choose("auto", shape)
+        console.print(f"  {name}: {choice.backend} ({choice.reason})", highlight=False)
 
     console.print("[bold]memory[/]")
     free = int(psutil.virtual_memory().available)

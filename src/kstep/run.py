@@ -1,6 +1,6 @@
 """A run folder: where one experiment keeps everything it writes.
 
-config.json         the experiment and its digest
+config.json         the experiment and its digest; what computes the encoder's convolutions
 system.json         versions, processor, rendering, commit: where it was computed
 evaluations.jsonl   one line per evaluation, every episode's return
 metrics.jsonl       one line per logged update
@@ -16,19 +16,25 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from kstep.config import Experiment, decode, difference, digest, encode
 from kstep.files import write_json
+from kstep.native import Backend
 from kstep.types import KstepError
 
 
 class Run:
     """Paths and identity of one run."""
 
-    def __init__(self, folder: Path, experiment: Experiment) -> None:
+    def __init__(
+        self, folder: Path, experiment: Experiment, encoder_backend: Backend | None = None
+    ) -> None:
         self.folder = folder
         self.experiment = experiment
+        self.encoder_backend = encoder_backend
+        """What computes the encoder's convolutions: settled when the run first starts, then kept,
+        since it decides the last bits. None before that."""
         self.digest = digest(experiment)
         self.evaluations_file = folder / "evaluations.jsonl"
         self.metrics_file = folder / "metrics.jsonl"
@@ -47,8 +53,10 @@ class Run:
     @classmethod
     def prepare(cls, folder: Path, experiment: Experiment) -> Run:
         """Accept a folder that is free or holds the same experiment; writes nothing yet."""
+        begun_with: Backend | None = None
         if (folder / "config.json").exists():
             present = cls.open(folder)
+            begun_with = present.encoder_backend
             if present.digest != digest(experiment):
                 rows = [
                     f"  {key}: there {there!r}, here {here!r}"
@@ -68,7 +76,7 @@ class Run:
                 )
         elif folder.exists() and any(folder.iterdir()):
             raise KstepError(f"{folder} exists, is not empty and is not a run of kstep")
-        return cls(folder, experiment)
+        return cls(folder, experiment, begun_with)
 
     @contextmanager
     def being_written(self) -> Iterator[None]:
@@ -82,7 +90,11 @@ class Run:
     def _write_config(self) -> None:
         write_json(
             self.folder / "config.json",
-            {"digest": self.digest, "experiment": encode(self.experiment)},
+            {
+                "digest": self.digest,
+                "encoder_backend": self.encoder_backend,
+                "experiment": encode(self.experiment),
+            },
         )
 
     @classmethod
@@ -93,7 +105,11 @@ class Run:
             raise KstepError(f"{folder} is not a run: it has no config.json")
         try:
             data = json.loads(path.read_text())
-            run = cls(folder, decode(Experiment, data["experiment"]))
+            # Runs from before there was a choice were computed by PyTorch.
+            backend = data.get("encoder_backend", "torch")
+            if backend not in (None, *get_args(Backend)):
+                raise TypeError(f"there is no encoder_backend {backend!r}")
+            run = cls(folder, decode(Experiment, data["experiment"]), backend)
         except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError) as error:
             raise KstepError(f"{path} is damaged: {error}") from error
         if run.digest != data.get("digest"):

@@ -19,7 +19,7 @@ from typing import Literal
 import torch
 from rich.console import Console
 
-from kstep import checkpoint, envs, system
+from kstep import augment, checkpoint, envs, native, system
 from kstep.agent import Agent
 from kstep.checkpoint import Positions, Session
 from kstep.config import Experiment
@@ -28,6 +28,8 @@ from kstep.episode import Episode
 from kstep.evaluate import evaluate, evaluation_seeds
 from kstep.log import JsonLines, Progresses, TensorBoard, scalars
 from kstep.methods import Method
+from kstep.native import Asked, Choice
+from kstep.nets.encoder import native_shape
 from kstep.replay import Replay, ReplayConfig, Storage
 from kstep.rng import Streams, episode_seed
 from kstep.run import Run
@@ -50,6 +52,9 @@ class Runtime:
     overlap: Literal["auto", "on", "off"] = "auto"
     """Whether the environment moves in a process of its own while the agent learns. The results are
     the same bit for bit. `auto`: for simulated pixels, where a core is free for it."""
+    encoder_backend: Asked = "auto"
+    """What computes the encoder's convolutions: PyTorch, our kernels (`native`), or `auto`: those
+    where they are right and faster. It decides the last bits, so a run keeps what it began with."""
 
 
 class Stopped(KstepError):
@@ -85,11 +90,15 @@ def train(run: Run, runtime: Runtime, console: Console | None = None) -> None:
         memory = replay_config(experiment, runtime)
         Replay.refuse_too_large(memory, spec, experiment.method.stack, run.folder)
         streams = Streams(experiment.seed, system.device(runtime.device))
-        agent = Agent(experiment.method, spec, streams, runtime.device)
+        with _threads(runtime.threads):
+            choice = encoder_choice(run, runtime, spec)
+        run.encoder_backend = choice.backend
+        agent = Agent(experiment.method, spec, streams, runtime.device, choice.backend)
         if runtime.tensorboard:
             TensorBoard.refuse_missing()
         with run.being_written(), _threads(runtime.threads):
             console.print(rendering, highlight=False)
+            console.print(str(choice), highlight=False)
             system.record(run.folder, runtime.device, rendering)
             _Trainer(run, runtime, env, agent, console).bring_to_budget()
     finally:
@@ -283,6 +292,30 @@ def _overlaps(run: Run, runtime: Runtime) -> bool:
         return False  # too quick to be worth it, or registered in this process only
     threads = runtime.threads or torch.get_num_threads()
     return runtime.device != "cpu" or threads < len(os.sched_getaffinity(0))
+
+
+def encoder_choice(run: Run, runtime: Runtime, spec: EnvSpec) -> Choice:
+    """What computes the encoder's convolutions: what the run began with, or what is best here."""
+    asked, begun_with = runtime.encoder_backend, run.encoder_backend
+    if begun_with is not None and asked not in ("auto", begun_with):
+        raise KstepError(
+            f"{run.folder} was begun with encoder_backend={begun_with}, not {asked}; that decides "
+            "its last bits. Leave it at auto, or choose another --folder"
+        )
+    method = run.experiment.method
+    seen = augment.build(method.augment).seen_shape(spec.frame_shape)
+    shape = native_shape(method.encoder, seen, method.stack)
+    if begun_with == "native":
+        try:
+            return native.choose("native", shape, runtime.device)
+        except native.Unavailable as error:
+            raise KstepError(
+                f"{run.folder} was begun with encoder_backend=native, which cannot be used here: "
+                f"{error}. Go on where it can, or choose another --folder"
+            ) from error
+    if begun_with == "torch":
+        return Choice("torch", "as the run began")
+    return native.choose(asked, shape, runtime.device)
 
 
 def _refuse_impossible(experiment: Experiment, spec: EnvSpec) -> None:

@@ -11,7 +11,7 @@ SOURCE = Path(kstep.__file__).parent
 
 LAYERS = [
     {"errors", "types", "rng", "files"},
-    {"nets", "optimizers", "augment", "replay", "envs"},
+    {"nets", "native", "optimizers", "augment", "replay", "envs"},
     {"rl", "auxiliary"},
     {"methods", "batches", "agent", "config"},
     {"episode", "evaluate", "run", "checkpoint", "log", "system", "film", "play", "show"},

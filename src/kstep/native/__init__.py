@@ -1,9 +1,9 @@
 """The encoder's convolutions in C++: optional, checked before use, never silently wrong.
 
-PyTorch computes 3x3 convolutions directly. Winograd's algorithm needs a quarter of the products, and
-at 32 channels that is most of a learning step on a CPU; see README.md in this folder. The library
-is built when the package is installed, if a compiler is there, and loaded here with ctypes: it
-knows neither Python nor PyTorch.
+PyTorch computes 3x3 convolutions directly. Winograd's algorithm needs a quarter of the products,
+and at 32 channels those are most of a learning step on a CPU; see README.md in this folder. The
+library is built when the package is installed, if a compiler is there, and loaded here with ctypes:
+it knows neither Python nor PyTorch.
 
 `choose` decides between `torch` and `native` for one shape of encoder: the library must be there,
 know the processor, agree with PyTorch on a random batch, and be faster. `encoder.py` is the
@@ -12,6 +12,7 @@ function that PyTorch differentiates.
 
 from __future__ import annotations
 
+from kstep.native.choice import NOTHING_TO_DO as NOTHING_TO_DO
 from kstep.native.choice import Asked as Asked
 from kstep.native.choice import Backend as Backend
 from kstep.native.choice import Choice as Choice

@@ -18,6 +18,7 @@ from kstep.native.library import Shape, Unavailable, load
 Backend = Literal["torch", "native"]
 Asked = Literal["auto", "torch", "native"]
 
+NOTHING_TO_DO = "the native encoder is for convolutions of pixels with ReLU"
 TOLERANCE = 1e-4
 """Of a trial's outputs relative to their maximum. A wrong kernel is wrong by 1; float32 with
 Winograd's transforms and a ReLU or two that falls the other way by 1e-5."""
@@ -49,7 +50,7 @@ def choose(asked: Asked, shape: Shape | None, device: str = "cpu") -> Choice:
         return Choice("torch", "as asked")
     try:
         if shape is None:
-            raise Unavailable("there are no plain convolutions with ReLU to compute")
+            raise Unavailable(NOTHING_TO_DO)
         if device != "cpu":
             raise Unavailable(f"the native encoder runs on the CPU, not on {device}")
         shape.require()
@@ -97,9 +98,7 @@ class Trial:
     def torch(self) -> Tensor:
         """What `PixelEncoder.features` does."""
         x = torch.cat(self.observation.unbind(1), dim=-1).float().div_(255.0).permute(0, 3, 1, 2)
-        for weight, bias, stride in zip(
-            self.weights, self.biases, self.shape.strides, strict=True
-        ):
+        for weight, bias, stride in zip(self.weights, self.biases, self.shape.strides, strict=True):
             x = torch.relu_(F.conv2d(x, weight, bias, stride))
         return x.permute(0, 2, 3, 1).flatten(1)
 

@@ -56,6 +56,7 @@ class _Features(torch.autograd.Function):
         features = found.flatten(1)
         if learns:
             ctx.shape = shape
+            ctx.layouts = [weight.stride() for weight in parameters[:layers]]
             ctx.save_for_backward(observation, *weights, *maps[:-1], features)
         return features
 
@@ -69,6 +70,13 @@ class _Features(torch.autograd.Function):
         observation, *rest = ctx.saved_tensors
         layers = len(ctx.shape.strides)
         gradient = gradients[0].contiguous()
-        found = load().backward(ctx.shape, gradient, observation, rest[:layers], rest[layers:])
-        wanted = zip((*found[0], *found[1]), ctx.needs_input_grad[3:], strict=True)
+        weights, biases = load().backward(
+            ctx.shape, gradient, observation, rest[:layers], rest[layers:]
+        )
+        # Fused Adam walks through weight and gradient side by side: their layouts must agree.
+        weights = [
+            w if w.stride() == layout else torch.empty_strided(w.shape, layout).copy_(w)
+            for w, layout in zip(weights, ctx.layouts, strict=True)
+        ]
+        wanted = zip((*weights, *biases), ctx.needs_input_grad[3:], strict=True)
         return (None, None, None, *(tensor if needed else None for tensor, needed in wanted))

@@ -1,0 +1,524 @@
+"""The native kernels against float64, and everything around them: threads, bits, refusals."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+from torch import Tensor
+
+from kstep import native, train
+from kstep.agent import Agent
+from kstep.config import resolve
+from kstep.native import Shape, Unavailable, choice, library
+from kstep.native.choice import Trial
+from kstep.native.library import Library, plain
+from kstep.nets.ema import slow_copy
+from kstep.nets.encoder import EncoderConfig, PixelEncoder
+from kstep.rng import Streams
+from kstep.run import Run
+from kstep.train import Runtime
+from kstep.types import KstepError
+from tests.make import filled_replay, spec_for
+
+TOLERANCE = 2e-5
+"""Relative to a tensor's maximum, against float64."""
+PAPER = Shape(3, 84, 84, 3, (2, 1, 1, 1))
+COMPACT = Shape(3, 84, 84, 3, (2, 2, 1, 1))
+SMALL = Shape(3, 24, 21, 3, (2, 2, 1))
+
+
+@pytest.fixture(scope="module")
+def kernels() -> Library:
+    try:
+        return native.load()
+    except Unavailable as unavailable:
+        pytest.skip(str(unavailable))
+
+
+@pytest.fixture(scope="module", params=["avx2", "avx512"])
+def each(request: pytest.FixtureRequest, kernels: Library) -> Any:
+    if not kernels.use(request.param):
+        pytest.skip(f"this processor has no {request.param}")
+    yield kernels
+    kernels.use(None)
+
+
+def error(found: Tensor, exact: Tensor) -> float:
+    exact = exact.detach()
+    return float((found.double() - exact).abs().max() / exact.abs().max().clamp_min(1e-9))
+
+
+def draw_layer(seed: int, count: int, height: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, height, width, 32, generator=draw).relu()
+    weight = plain(torch.randn(32, 32, 3, 3, generator=draw) / 17)
+    return x, weight, torch.randn(32, generator=draw) / 10
+
+
+def exact_layer(stride: int, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, list[Any]]:
+    """The output (B, H, W, 32) in float64 and what it can be differentiated by."""
+    leaves = [tensor.double().requires_grad_() for tensor in (x, weight, bias)]
+    y = F.conv2d(leaves[0].permute(0, 3, 1, 2), leaves[1], leaves[2], stride)
+    return torch.relu(y).permute(0, 2, 3, 1), leaves
+
+
+sides = st.integers(3, 30)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**31), count=st.integers(1, 4), height=sides, width=sides)
+def test_a_layer_and_its_gradients_are_exact_to_float32(
+    each: Library, stride: int, seed: int, count: int, height: int, width: int
+) -> None:
+    x, weight, bias = draw_layer(seed, count, height, width)
+    exact, leaves = exact_layer(stride, x, weight, bias)
+    assert error(each.layer_forward(stride, x, weight, bias), exact) < TOLERANCE
+    gradient = torch.randn(exact.shape, generator=torch.Generator().manual_seed(seed))
+    # The exact output masks: an entry within rounding of zero may fall either way.
+    mask = exact.detach().float().contiguous()
+    found = each.layer_backward(stride, gradient, mask, x, weight)
+    expected = torch.autograd.grad(exact, leaves, gradient.double())
+    for tensor, other in zip(found, expected, strict=True):
+        assert error(tensor, other) < TOLERANCE
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_without_a_mask_every_gradient_counts(each: Library, stride: int) -> None:
+    x, weight, _ = draw_layer(1, 2, 9, 11)
+    leaves = [x.double().requires_grad_(), weight.double().requires_grad_()]
+    y = F.conv2d(leaves[0].permute(0, 3, 1, 2), leaves[1], None, stride).permute(0, 2, 3, 1)
+    gradient = torch.randn(y.shape)
+    found = each.layer_backward(stride, gradient, None, x, weight)
+    for tensor, other in zip(found, torch.autograd.grad(y, leaves, gradient.double())):  # noqa: B905
+        assert error(tensor, other) < TOLERANCE
+    assert error(found[2], gradient.double().sum((0, 1, 2))) < TOLERANCE
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    count=st.integers(1, 4),
+    height=sides,
+    width=sides,
+    channels=st.sampled_from([(1, 1), (1, 3), (3, 3), (2, 5), (4, 1), (16, 1), (1, 16), (5, 3)]),
+    stride=st.sampled_from([1, 2]),
+)
+def test_the_first_layer_is_exact_to_float32(
+    each: Library,
+    seed: int,
+    count: int,
+    height: int,
+    width: int,
+    channels: tuple[int, int],
+    stride: int,
+) -> None:
+    frames, colours = channels
+    draw = torch.Generator().manual_seed(seed)
+    shape = Shape(frames, height, width, colours, (stride,))
+    size = (count, frames, height, width, colours)
+    stack = torch.randint(0, 256, size, dtype=torch.uint8, generator=draw)
+    weight = torch.randn(32, frames * colours, 3, 3, generator=draw)
+    bias = torch.randn(32, generator=draw)
+    x = stack.permute(0, 1, 4, 2, 3).flatten(1, 2).double() / 255
+    leaves = [weight.double().requires_grad_(), bias.double().requires_grad_()]
+    exact = torch.relu(F.conv2d(x, *leaves, stride)).permute(0, 2, 3, 1)
+    (found,) = each.forward(shape, stack, [plain(weight)], [bias], keep=True)
+    assert found is not None
+    assert error(found, exact) < TOLERANCE
+    gradient = torch.randn(exact.shape, generator=draw)
+    mask = exact.detach().float().contiguous()
+    gradients = each.backward(shape, gradient, stack, [plain(weight)], [mask])
+    expected = torch.autograd.grad(exact, leaves, gradient.double())
+    assert error(gradients[0][0], expected[0]) < TOLERANCE
+    assert error(gradients[1][0], expected[1]) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "shape", [PAPER, COMPACT, SMALL, Shape(4, 33, 40, 1, (1, 2, 2, 1, 1))], ids=str
+)
+def test_a_whole_encoder_agrees_with_torch(each: Library, shape: Shape) -> None:
+    assert Trial(shape, batch=3).error() < TOLERANCE
+
+
+def encoders(**options: Any) -> tuple[PixelEncoder, PixelEncoder]:
+    """The same weights behind both backends."""
+    torch.manual_seed(0)
+    config = EncoderConfig(init="default", **options)
+    ours = PixelEncoder(config, (40, 40, 3), 3, "native")
+    theirs = PixelEncoder(config, (40, 40, 3), 3)
+    theirs.load_state_dict(ours.state_dict())
+    return ours, theirs
+
+
+def stacks(number: int, size: int = 40) -> Tensor:
+    draw = torch.Generator().manual_seed(5)
+    shape = (number, 3, size, size, 3)
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=draw)
+
+
+@pytest.mark.parametrize("strides", [(2, 1, 1, 1), (2, 2, 1, 1)])
+def test_gradients_flow_through_the_encoder_as_with_torch(
+    kernels: Library, strides: tuple[int, ...]
+) -> None:
+    ours, theirs = encoders(strides=strides)
+    images = stacks(4)
+    for net in (ours, theirs):
+        net(images).square().sum().backward()
+    for (name, one), two in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        assert one.grad is not None
+        assert two.grad is not None
+        assert one.grad.stride() == one.stride(), name  # as fused Adam needs it
+        assert error(one.grad, two.grad.double()) < 1e-4, name
+    with torch.no_grad():
+        assert error(ours(images), theirs(images).double()) < TOLERANCE
+
+
+def test_gradients_agree_with_finite_differences(kernels: Library) -> None:
+    ours, _ = encoders()
+    images = stacks(3)
+    direction = [torch.randn_like(p) for p in ours.convolutions.parameters()]
+
+    def loss() -> Tensor:
+        return ours.features(images).square().mean()
+
+    gradients = torch.autograd.grad(loss(), list(ours.convolutions.parameters()))
+    slope = sum(float((g * d).sum()) for g, d in zip(gradients, direction, strict=True))
+    step = 1e-3
+    values = []
+    with torch.no_grad():
+        for sign in (1, -2):
+            for p, d in zip(ours.convolutions.parameters(), direction, strict=True):
+                p += sign * step * d
+            values.append(float(loss().double()))
+    assert (values[0] - values[1]) / (2 * step) == pytest.approx(slope, rel=1e-2)
+
+
+def test_weights_in_another_layout_get_gradients_in_theirs(kernels: Library) -> None:
+    trial = Trial(SMALL, batch=2)
+    expected = trial.both_ways(trial.native)
+    trial.weights = [w.detach().contiguous().requires_grad_() for w in trial.weights]
+    found = trial.both_ways(trial.native)
+    assert found[1].stride() == trial.weights[0].stride() != expected[1].stride()
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.fixture
+def threads() -> Any:
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("batch", [1, 5, 37])
+@pytest.mark.parametrize("shape", [SMALL, COMPACT], ids=["small", "compact"])
+def test_no_bit_depends_on_threads_repetition_or_instructions(
+    kernels: Library, shape: Shape, batch: int, threads: Any
+) -> None:
+    trial = Trial(shape, batch)
+    expected = trial.both_ways(trial.native)
+    for number in (1, 2, 3, 3):
+        threads(number)
+        found = trial.both_ways(trial.native)
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True)), number
+    with torch.no_grad():  # other buffers, same numbers
+        assert torch.equal(trial.native(), expected[0])
+    try:
+        for name in ("avx2", "avx512"):
+            if kernels.use(name):
+                found = trial.both_ways(trial.native)
+                assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True)), name
+    finally:
+        kernels.use(None)
+
+
+def test_a_batch_of_nothing(kernels: Library) -> None:
+    trial = Trial(SMALL, batch=0)
+    found, *gradients = trial.both_ways(trial.native)
+    assert found.shape == (0, 32 * 2 * 1)
+    assert all(float(g.abs().sum()) == 0 for g in gradients)
+
+
+def test_a_forked_process_computes_too(kernels: Library, threads: Any) -> None:
+    """It inherits the pool but not its threads."""
+    trial = Trial(SMALL, batch=8)
+    threads(2)
+    with torch.no_grad():
+        expected = trial.native()
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if torch.equal(trial.native(), expected) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_views_of_a_larger_batch(kernels: Library) -> None:
+    ours, theirs = encoders()
+    images = stacks(8)[::2].transpose(2, 3)
+    with torch.no_grad():
+        assert error(ours(images), theirs(images).double()) < TOLERANCE
+
+
+def test_a_slow_copy_is_native_and_has_no_gradient(kernels: Library) -> None:
+    ours, _ = encoders()
+    slow = slow_copy(ours)
+    assert slow.backend == "native"
+    features = slow.features(stacks(2))
+    assert not features.requires_grad
+    assert torch.equal(features, ours.features(stacks(2)).detach())
+
+
+def test_part_of_the_parameters_may_learn(kernels: Library) -> None:
+    ours, theirs = encoders()
+    for net in (ours, theirs):
+        net.convolutions[0].requires_grad_(False)
+        net.features(stacks(2)).sum().backward()
+        assert net.convolutions[0].weight.grad is None
+    one, two = (net.convolutions[1].weight.grad for net in (ours, theirs))
+    assert error(one, two.double()) < 1e-4  # type: ignore[arg-type, union-attr]
+
+
+def test_second_derivatives_are_refused(kernels: Library) -> None:
+    ours, _ = encoders()
+    loss = ours(stacks(2)).square().sum()
+    with pytest.raises(KstepError, match=r"no second derivative .* encoder_backend=torch"):
+        torch.autograd.grad(loss, list(ours.convolutions.parameters()), create_graph=True)
+
+
+def test_features_changed_in_place_are_noticed(kernels: Library) -> None:
+    ours, _ = encoders()
+    features = ours.features(stacks(2))
+    features.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        features.sum().backward()
+
+
+def test_other_types_go_through_torch(kernels: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = encoders()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(ours(stacks(2)), theirs(stacks(2)))
+    assert torch.equal(ours(stacks(2).float()), theirs(stacks(2).float()))
+    expected = theirs(stacks(2))
+    traced = torch.jit.trace(ours, stacks(2))
+    assert torch.allclose(traced(stacks(2)), expected, atol=1e-5)
+    called: list[int] = []
+    monkeypatch.setattr(native, "features", lambda *_: called.append(1))
+    ours.double().convolutions.float()[0].double()
+    assert not native.usable(stacks(2), list(ours.convolutions.parameters()))
+
+
+@pytest.mark.parametrize(
+    ("options", "stack", "reason"),
+    [
+        ({"channels": 16}, 3, "has 32 channels, not 16"),
+        ({"strides": (3, 1)}, 3, r"strides 1 or 2, not \(3, 1\)"),
+        ({}, 6, "at most 16 input channels, not 6 frames of 3"),
+        ({"activation": "frn"}, 3, "convolutions of pixels with ReLU"),
+    ],
+)
+def test_encoders_without_kernels_are_refused_or_left_to_torch(
+    options: Any, stack: int, reason: str
+) -> None:
+    config = EncoderConfig(**options)
+    with pytest.raises(Unavailable, match=reason):
+        PixelEncoder(config, (40, 40, 3), stack, "native")
+    from kstep.nets.encoder import native_shape
+
+    shape = native_shape(config, (40, 40, 3), stack)
+    assert native.choose("auto", shape).backend == "torch"
+    with pytest.raises(Unavailable, match=reason):
+        native.choose("native", shape)
+
+
+def test_bad_arguments_are_refused_before_memory_is_touched(kernels: Library) -> None:
+    stack = stacks(1, 24)
+    trial = Trial(SMALL, 1)
+    weights = [w.detach() for w in trial.weights]
+    for wrong in (
+        replace(SMALL, strides=(2, 3, 1)),
+        replace(SMALL, frames=6),
+        replace(SMALL, height=6),
+        replace(SMALL, strides=()),
+    ):
+        with pytest.raises((KstepError, RuntimeError)):
+            kernels.forward(wrong, stack, weights, trial.biases, keep=False)
+    with pytest.raises(KstepError, match="contiguous memory"):
+        kernels.forward(SMALL, stack.transpose(2, 3), weights, trial.biases, keep=False)
+
+
+def test_auto_takes_what_is_faster(kernels: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    for times, expected in (((2.0, 1.0), "native"), ((1.0, 2.0), "torch")):
+        monkeypatch.setattr(Trial, "milliseconds", lambda _, times=times: times)
+        chosen = native.choose("auto", SMALL)
+        assert chosen.backend == expected
+        assert (chosen.torch_ms, chosen.native_ms) == times
+        assert native.choose("native", SMALL).backend == "native"
+        assert native.choose("torch", SMALL).backend == "torch"
+    assert native.choose("auto", SMALL, "cuda").backend == "torch"
+
+
+def test_wrong_kernels_are_never_used(kernels: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = Library.forward
+
+    def wrong(self: Library, *arguments: Any, **options: Any) -> Any:
+        maps = forward(self, *arguments, **options)
+        maps[-1][0, 0, 0, 0] += float("nan")
+        return maps
+
+    monkeypatch.setattr(Library, "forward", wrong)
+    assert "wrong on this machine" in native.choose("auto", SMALL).reason
+    with pytest.raises(Unavailable, match="wrong on this machine"):
+        native.choose("native", SMALL)
+
+
+def test_without_a_library_everything_goes_through_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, "path", lambda: tmp_path / "missing.so")
+    assert "was not built" in native.choose("auto", SMALL).reason
+    with pytest.raises(Unavailable, match="was not built"):
+        native.choose("native", SMALL)
+    strange = tmp_path / "strange.so"
+    strange.write_bytes(b"not a library")
+    monkeypatch.setattr(library, "path", lambda: strange)
+    assert "cannot be loaded" in native.choose("auto", SMALL).reason
+
+
+def test_another_version_or_processor_is_refused(
+    kernels: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = library.path()
+    with monkeypatch.context() as patch:
+        patch.setattr(library, "INTERFACE", 0)
+        with pytest.raises(Unavailable, match="another version"):
+            Library(where)
+    monkeypatch.setattr(Library, "instructions", "")
+    with pytest.raises(Unavailable, match="AVX2 or AVX-512"):
+        Library(where)
+
+
+def test_calls_leak_nothing(kernels: Library) -> None:
+    trial = Trial(SMALL, batch=2)
+    process = psutil.Process()
+
+    def calls(number: int) -> int:
+        for _ in range(number):
+            trial.both_ways(trial.native)
+        return int(process.memory_info().rss)
+
+    before = calls(200)
+    assert calls(1000) - before < 4_000_000  # 4 kB per call would be enough to notice
+
+
+def pixels(**changes: Any) -> Any:
+    """A tiny experiment whose encoder has native kernels."""
+    overrides = [
+        "method.encoder.channels=32",
+        "method.learning.initial_steps=30",
+        "method.learning.batch_size=4",
+        "method.sequence_rule=any",
+    ]
+    small = resolve("ksl", "toy_reach", preset="debug", env_steps=45, overrides=overrides)
+    return replace(small, **changes)
+
+
+def test_learning_steps_agree_with_torch(kernels: Library) -> None:
+    experiment = pixels()
+    spec = spec_for(experiment)
+    losses = {}
+    for backend in ("torch", "native"):
+        agent = Agent(experiment.method, spec, Streams(3), "cpu", backend)  # type: ignore[arg-type]
+        replay = filled_replay(spec, experiment.method.stack)
+        losses[backend] = [float(agent.update(replay)["critic/loss"]) for _ in range(4)]
+    assert losses["native"] == pytest.approx(losses["torch"], rel=1e-2)
+
+
+def go(folder: Path, what: Any, backend: Any = "auto") -> tuple[Run, str]:
+    said = StringIO()
+    run = Run.prepare(folder, what)
+    runtime = Runtime(threads=1, log_every=5, encoder_backend=backend)
+    train.train(run, runtime, Console(file=said, width=200))
+    return run, said.getvalue()
+
+
+def test_a_run_keeps_what_it_began_with(
+    kernels: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    run, said = go(folder, pixels(), "native")
+    assert "encoder: native" in said
+    assert json.loads((folder / "config.json").read_text())["encoder_backend"] == "native"
+    longer = pixels(env_steps=60)
+    with pytest.raises(KstepError, match="was begun with encoder_backend=native, not torch"):
+        go(folder, longer, "torch")
+    # Slower than PyTorch or not: it goes on as it began.
+    monkeypatch.setattr(Trial, "milliseconds", lambda _: (1.0, 2.0))
+    go(folder, longer)
+    whole, _ = go(tmp_path / "whole", longer, "native")
+    assert run.metrics_file.read_bytes() == whole.metrics_file.read_bytes()
+    monkeypatch.setattr(library, "path", lambda: tmp_path / "missing.so")
+    with pytest.raises(KstepError, match=r"native, which cannot be used here: .* was not built"):
+        go(folder, pixels(env_steps=70))
+
+
+def test_a_run_of_torch_stays_with_torch(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    go(folder, pixels(), "torch")
+    _, said = go(folder, pixels(env_steps=50))
+    assert "encoder: torch (as the run began)" in said
+    with pytest.raises(KstepError, match="was begun with encoder_backend=torch, not native"):
+        go(folder, pixels(env_steps=60), "native")
+    # Runs from before there was a choice.
+    config = json.loads((folder / "config.json").read_text())
+    del config["encoder_backend"]
+    (folder / "config.json").write_text(json.dumps(config))
+    assert Run.open(folder).encoder_backend == "torch"
+
+
+def test_native_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    what = resolve("ksl", "toy_reach", preset="debug", env_steps=45)  # 8 channels
+    with pytest.raises(KstepError, match="has 32 channels, not 8"):
+        go(tmp_path / "run", what, "native")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
+def test_sanitizers_find_nothing(tmp_path: Path, sanitizers: str) -> None:
+    """A small program that goes through every kernel, compiled with the compiler's checks."""
+    folder = Path(library.__file__).parent
+    program = tmp_path / "driver"
+    sources = [folder / f"{name}.cpp" for name in ("encoder", "avx2", "avx512")]
+    driver = Path(__file__).with_name("native_driver.cpp")
+    options = ["-std=c++17", "-O1", "-g", "-pthread", f"-fsanitize={sanitizers}"]
+    options += ["-fno-sanitize-recover=all", "-w"]
+    subprocess.run(["g++", *options, driver, *sources, "-o", program], check=True)
+    done = subprocess.run([program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+@pytest.mark.slow
+def test_ten_thousand_calls_leak_nothing(kernels: Library) -> None:
+    trial = Trial(SMALL, batch=2)
+    process = psutil.Process()
+    for count in range(10_000):
+        trial.both_ways(trial.native)
+        if count == 1_000:
+            before = process.memory_info().rss
+    assert process.memory_info().rss - before < 4_000_000
+
+
+def test_the_choice_is_printed() -> None:
+    assert str(choice.Choice("torch", "as asked")) == "encoder: torch (as asked)"
