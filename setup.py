@@ -19,6 +19,7 @@ setup(
             extra_compile_args=[
                 "-O3",
                 "-std=c++17",
+                "-ffp-contract=off",  # or the compiler would round as each instruction set likes
                 "-Wall",
                 "-Wno-uninitialized",
                 "-Wno-maybe-uninitialized",

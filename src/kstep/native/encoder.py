@@ -37,10 +37,12 @@ def features(
     """
     learns = torch.is_grad_enabled() and any(p.requires_grad for p in (*weights, *biases))
     found = _Features.apply(observation, strides, learns, *weights, *biases)  # type: ignore[no-untyped-call]
-    return found  # type: ignore[no-any-return]
+    return found.flatten(1)  # type: ignore[no-any-return]
 
 
 class _Features(torch.autograd.Function):
+    """Observations to the last map (B, H, W, 32)."""
+
     @staticmethod
     def forward(
         ctx: Any, observation: Tensor, strides: tuple[int, ...], learns: bool, *parameters: Tensor
@@ -51,14 +53,13 @@ class _Features(torch.autograd.Function):
         observation = observation.contiguous()
         shape = Shape(*observation.shape[1:], strides)
         maps = load().forward(shape, observation, weights, biases, keep=learns)
-        found = maps[-1]
-        assert found is not None
-        features = found.flatten(1)
+        last = maps[-1]
+        assert last is not None
         if learns:
             ctx.shape = shape
             ctx.layouts = [weight.stride() for weight in parameters[:layers]]
-            ctx.save_for_backward(observation, *weights, *maps[:-1], features)
-        return features
+            ctx.save_for_backward(observation, *weights, *maps)
+        return last
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
