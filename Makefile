@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help train test test-slow check lint types format lock clean
+.PHONY: help train test test-slow bench check lint types format lock clean
 
 help: ## show the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 14
@@ -20,6 +20,9 @@ test: $(READY) ## run the tests (a few minutes)
 
 test-slow: $(READY) ## run the long tests as well: learning, many seeds
 	$(BIN)/python -m pytest -m slow $(ARGS)
+
+bench: $(READY) ## time the native encoder against PyTorch (leave the machine alone meanwhile)
+	$(BIN)/python benchmarks/encoder.py $(ARGS)
 
 check: lint types test ## everything a change must pass
 
@@ -36,12 +39,14 @@ format: $(READY) ## let ruff put the code in form
 
 # Torch goes first and alone, so that nothing else can bring another build of it; the rest is
 # installed without dependency resolution, so that only what the lock file names is installed.
-$(READY): requirements.lock pyproject.toml
+$(READY): requirements.lock pyproject.toml setup.py $(wildcard src/kstep/native/*.cpp src/kstep/native/*.h)
 	@command -v $(PYTHON) >/dev/null || { echo "kstep needs Python 3.11: set PYTHON=/path/to/python3.11"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint requirements.lock $(TORCH)
 	$(BIN)/python -m pip install --quiet --no-deps --requirement requirements.lock
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@ls src/kstep/native/_encoder*.so >/dev/null 2>&1 && echo "native encoder: built" \
+		|| echo "native encoder: not built (no C++ compiler); everything runs through PyTorch"
 	@$(BIN)/python -m kstep.envs.gl --check || { \
 		echo "no system library can draw without a screen: adding the OSMesa that a wheel ships"; \
 		$(BIN)/python -m pip install --quiet --no-deps lavavu-osmesa==1.9.10 \
@@ -52,4 +57,4 @@ lock: ## resolve the newest versions that fit pyproject.toml and write them to r
 	./scripts/lock.sh
 
 clean: ## remove the virtual environment and caches (never runs/)
-	rm -rf $(VENV) build .mypy_cache .pytest_cache .ruff_cache src/*.egg-info
+	rm -rf $(VENV) build src/kstep/native/*.so .mypy_cache .pytest_cache .ruff_cache src/*.egg-info
