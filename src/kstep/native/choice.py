@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.grad import conv2d_input, conv2d_weight
 
 from kstep.native import encoder
 from kstep.native.library import Shape, Unavailable, load
@@ -140,11 +141,11 @@ class Trial:
                 _error(found[i], torch.relu_(F.conv2d(x, weight, self.biases[i], stride)))
             )
             g = g * (found[i] > 0)
-            exact = torch.nn.grad.conv2d_weight(x, list(weight.shape), g, stride)
+            exact = conv2d_weight(x, list(weight.shape), g, stride)  # type: ignore[no-untyped-call]
             errors.append(_error(gradients[0][i], exact))
             errors.append(_error(gradients[1][i], g.sum((0, 2, 3))))
             if i > 0:
-                g = torch.nn.grad.conv2d_input(list(x.shape), weight, g, stride)
+                g = conv2d_input(list(x.shape), weight, g, stride)  # type: ignore[no-untyped-call]
         return float(torch.stack(errors).max())
 
     def milliseconds(self) -> tuple[float, float]:

@@ -20,7 +20,7 @@ def usable(observation: Tensor, parameters: Sequence[Tensor]) -> bool:
         and all(p.dtype == torch.float32 and p.device.type == "cpu" for p in parameters)
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()
-        and not torch.jit.is_tracing()  # type: ignore[no-untyped-call]
+        and not torch._C._is_tracing()
     )
 
 
@@ -51,7 +51,8 @@ class _Features(torch.autograd.Function):
         weights = [plain(weight) for weight in parameters[:layers]]
         biases = [bias.detach().contiguous() for bias in parameters[layers:]]
         observation = observation.contiguous()
-        shape = Shape(*observation.shape[1:], strides)
+        frames, height, width, colours = observation.shape[1:]
+        shape = Shape(frames, height, width, colours, strides)
         maps = load().forward(shape, observation, weights, biases, keep=learns)
         last = maps[-1]
         assert last is not None

@@ -16,8 +16,9 @@ to rounding. Which one is the encoder's `backend`; nothing outside this file can
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -172,8 +173,9 @@ class PixelEncoder(Encoder):
 
     def features(self, observation: Tensor) -> Tensor:
         if self.backend == "native":
-            weights = [convolution.weight for convolution in self.convolutions]
-            biases = [convolution.bias for convolution in self.convolutions]
+            layers = cast(Sequence[nn.Conv2d], self.convolutions)
+            weights = [layer.weight for layer in layers]
+            biases = [cast(Tensor, layer.bias) for layer in layers]
             if native.usable(observation, [*weights, *biases]):
                 return native.features(observation, self.strides, weights, biases)
         # (B, S, H, W, C) uint8 -> (B, S*C, H, W) float, channels last. Interleaving the bytes first
