@@ -18,6 +18,7 @@ setup(
             # The two warnings are wrong ones about GCC's own headers (GCC bug 105593).
             extra_compile_args=[
                 "-O3",
+                "-g0",
                 "-std=c++17",
                 "-ffp-contract=off",  # or the compiler would round as each instruction set likes
                 "-Wall",

@@ -348,19 +348,29 @@ def test_encoders_without_kernels_are_refused_or_left_to_torch(
 
 
 def test_bad_arguments_are_refused_before_memory_is_touched(kernels: Library) -> None:
-    stack = stacks(1, 24)
+    stack = stacks(1, 24)[:, :, :, :21].contiguous()
     trial = Trial(SMALL, 1)
     weights = [w.detach() for w in trial.weights]
-    for wrong in (
-        replace(SMALL, strides=(2, 3, 1)),
-        replace(SMALL, frames=6),
-        replace(SMALL, height=6),
-        replace(SMALL, strides=()),
+    for wrong, reason in (
+        (replace(SMALL, strides=(2, 3, 1)), "strides 1 or 2"),
+        (replace(SMALL, strides=()), "1 to 8 layers"),
+        (replace(SMALL, frames=6), "at most 16 input channels"),
+        (replace(SMALL, height=25), "expected frames"),
+        (replace(SMALL, strides=(2, 1)), "expected weights 2, not 3"),
     ):
-        with pytest.raises((KstepError, RuntimeError)):
+        with pytest.raises(KstepError, match=reason):
             kernels.forward(wrong, stack, weights, trial.biases, keep=False)
+    with pytest.raises(KstepError, match="expected weights of shape"):
+        kernels.forward(SMALL, stack, weights[::-1], trial.biases, keep=False)
+    square = replace(SMALL, width=24)
     with pytest.raises(KstepError, match="contiguous memory"):
-        kernels.forward(SMALL, stack.transpose(2, 3), weights, trial.biases, keep=False)
+        kernels.forward(square, stacks(1, 24).transpose(2, 3), weights, trial.biases, keep=False)
+    tiny = replace(SMALL, height=6, width=6)
+    with pytest.raises((KstepError, RuntimeError)):
+        kernels.forward(tiny, stacks(1, 6), weights, trial.biases, keep=False)
+    ours, _ = encoders()
+    with pytest.raises(KstepError, match="expected weights of shape"):
+        ours.features(stacks(2)[:, :2])
 
 
 def test_auto_takes_what_is_faster(kernels: Library, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,6 +70,23 @@ class Shape:
             found.append((height, width, self.channels))
         return found
 
+    def match(
+        self, observation: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]
+    ) -> None:
+        """Raise if tensors are not what this shape says: the library would walk beyond them."""
+        frames = (self.frames, self.height, self.width, self.colours)
+        _same(tuple(observation.shape[1:]), frames, "frames")
+        _same(observation.dtype, torch.uint8, "frames of type")
+        _same(len(weights), len(self.strides), "weights")
+        inputs = self.frames * self.colours
+        for weight in weights:
+            _same(tuple(weight.shape), (CHANNELS, inputs, 3, 3), "weights of shape")
+            inputs = CHANNELS
+        for bias in biases:
+            _same(tuple(bias.shape), (CHANNELS,), "biases of shape")
+        for tensor in (*weights, *biases):
+            _same(tensor.dtype, torch.float32, "parameters of type")
+
     def structure(self, batch: int) -> _Encoder:
         sizes = (batch, self.frames, self.height, self.width, self.colours, len(self.strides))
         return _Encoder(*sizes, (ctypes.c_int32 * MOST_LAYERS)(*self.strides))
@@ -113,6 +130,8 @@ class Library:
         keep: bool,
     ) -> list[Tensor | None]:
         """Return the maps after each layer, each (B, H, W, 32); all but the last only to `keep`."""
+        shape.require()
+        shape.match(observation, weights, biases)
         batch, sizes = len(observation), shape.maps()
         last = len(sizes) - 1
         maps = [torch.empty(batch, *s) if keep or i == last else None for i, s in enumerate(sizes)]
@@ -137,6 +156,10 @@ class Library:
         maps: Sequence[Tensor],
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Return the gradients of weights and biases, given that of the last map."""
+        shape.require()
+        shape.match(observation, weights, [])
+        for tensor, size in zip((*maps, gradient), (*shape.maps(), shape.maps()[-1]), strict=True):
+            _same(tensor.numel(), len(observation) * math.prod(size), "floats in a map")
         weight_gradients = [torch.empty_like(weight) for weight in weights]
         bias_gradients = [torch.empty(CHANNELS) for _ in weights]
         self._call(
@@ -175,6 +198,11 @@ class Library:
         needs = getattr(self._c, f"kstep_{name}")(*arguments)
         if needs is not None:
             raise KstepError(f"the native encoder needs {needs.decode()}")
+
+
+def _same(found: object, expected: object, what: str) -> None:
+    if found != expected:
+        raise KstepError(f"the native encoder expected {what} {expected}, not {found}")
 
 
 def plain(weight: Tensor) -> Tensor:
