@@ -12,7 +12,7 @@ setup(
     ext_modules=[
         Extension(
             "kstep.native._encoder",
-            sources=[f"{FOLDER}/{name}.cpp" for name in ("encoder", "avx2", "avx512")],
+            sources=[f"{FOLDER}/{name}.cpp" for name in ("encoder", "stacks", "avx2", "avx512")],
             depends=[f"{FOLDER}/{name}.h" for name in ("kernels", "winograd", "pool")],
             # Each source chooses its own instruction set, so the same library serves any x86-64.
             # The two warnings are wrong ones about GCC's own headers (GCC bug 105593).

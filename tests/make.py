@@ -12,6 +12,7 @@ from torch import Tensor
 from kstep.agent import Agent
 from kstep.config import Experiment, resolve
 from kstep.methods import METHODS
+from kstep.native import Backend
 from kstep.replay import Replay, ReplayConfig
 from kstep.rng import Streams
 from kstep.types import EnvSpec
@@ -50,12 +51,13 @@ def filled_replay(spec: EnvSpec, stack: int, episodes: int = 6, length: int = 12
     return replay
 
 
-def agent_and_replay(method: str, *overrides: str, seed: int = 3) -> tuple[Agent, Replay]:
+def agent_and_replay(
+    method: str, *overrides: str, seed: int = 3, backend: Backend = "torch"
+) -> tuple[Agent, Replay]:
     experiment = tiny(method, *overrides)
     spec = spec_for(experiment)
-    return Agent(experiment.method, spec, Streams(seed)), filled_replay(
-        spec, experiment.method.stack
-    )
+    agent = Agent(experiment.method, spec, Streams(seed), encoder_backend=backend)
+    return agent, filled_replay(spec, experiment.method.stack)
 
 
 def paper_agent(method: str, action_dim: int = 6) -> Agent:

@@ -171,18 +171,25 @@ class Agent:
         `every_part` takes the parts whose turn it is not as well.
         """
         drawn = self.batches.draw(replay)
+        due = [
+            part
+            for part in parts_of(self.method, self.phase)
+            if every_part or self.updates % self.every(part) == 0
+        ]
         metrics: Metrics = {}
-        for part in parts_of(self.method, self.phase):
-            if every_part or self.updates % self.every(part) == 0:
-                if part == "critic":
-                    metrics |= self._update_critic(self._prepared(drawn))
-                elif part == "auxiliary":
-                    metrics |= self._update_auxiliary(drawn)
-                elif part == "actor":
-                    metrics |= self._update_actor(self._prepared(drawn))
-                else:
-                    for slow in self.slow_copies:
-                        slow.step()
+        if self.method.learning.joint and "auxiliary" in due:
+            metrics |= self._update_jointly(drawn)
+            due = [part for part in due if part not in ("critic", "auxiliary")]
+        for part in due:
+            if part == "critic":
+                metrics |= self._update_critic(self._prepared(drawn))
+            elif part == "auxiliary":
+                metrics |= self._update_auxiliary(drawn)
+            elif part == "actor":
+                metrics |= self._update_actor(self._prepared(drawn))
+            else:
+                for slow in self.slow_copies:
+                    slow.step()
         if drawn.bonus is not None:
             metrics["reward/bonus"] = drawn.bonus
         self.updates += 1
@@ -225,19 +232,48 @@ class Agent:
         return metrics
 
     def _update_auxiliary(self, drawn: Drawn) -> Metrics:
-        task = self.task
-        if task is None:
+        if self.task is None:
             return {}
-        encode = _stage(self.encoder, task.sees)
-        encode_slow = _stage(self.task_encoder, task.sees_slow or task.sees)
-        loss, metrics = task.loss(
-            encode, encode_slow, self.batches.sequences(drawn), self._borrowed()
-        )
+        loss, metrics = self._auxiliary_loss(self.task, drawn)
         one = self.method.learning.one_optimizer
         self.optimizers.minimize("critic" if one else "auxiliary", loss, partly=one)
-        if task.slow_encoder_rate is not None:
-            Ema("task's encoder", self.task_encoder, self.encoder, task.slow_encoder_rate).step()
+        if (rate := self.task.slow_encoder_rate) is not None:
+            Ema("task's encoder", self.task_encoder, self.encoder, rate).step()
         return metrics
+
+    def _auxiliary_loss(self, task: AuxiliaryTask, drawn: Drawn) -> tuple[Tensor, Metrics]:
+        encode = _stage(self.encoder, task.sees)
+        encode_slow = _stage(self.task_encoder, task.sees_slow or task.sees)
+        batch = self.batches.sequences(drawn)
+        if (latent := drawn.latent) is not None:
+            encode = lambda _: latent  # noqa: E731
+        if (slow_latents := self._slow_latents(drawn)) is not None:
+            encode_slow = lambda _: slow_latents  # noqa: E731
+        return task.loss(encode, encode_slow, batch, self._borrowed())
+
+    def _update_jointly(self, drawn: Drawn) -> Metrics:
+        """Take the critic's and the auxiliary step from one encoding of what both look at."""
+        assert self.task is not None
+        drawn.latent = self.encoder(drawn.transitions.observation)
+        loss, metrics = self.core.critic_loss(
+            *self._encoders(), self._prepared(drawn), self.streams.learn
+        )
+        auxiliary_loss, auxiliary_metrics = self._auxiliary_loss(self.task, drawn)
+        self.optimizers.minimize_jointly({"critic": loss, "auxiliary": auxiliary_loss})
+        return metrics | auxiliary_metrics
+
+    def _slow_latents(self, drawn: Drawn) -> Tensor | None:
+        """Encode all later observations of the sequences once, where that serves both losses."""
+        auxiliary = self.method.auxiliary
+        if drawn.sequences is None or auxiliary is None or not auxiliary.encodes_first_and_rest:
+            return None
+        if self._given or self.task_encoder is not self.slow_encoder:
+            return None  # the core takes features, or the task has a slow encoder of its own
+        if drawn.slow_latents is None:
+            with torch.no_grad():
+                later = drawn.sequences.observation[:, 1:]
+                drawn.slow_latents = self.slow_encoder(later.flatten(0, 1))
+        return drawn.slow_latents
 
     def _update_actor(self, batch: TransitionBatch) -> Metrics:
         # The first view only, as in DrQ and the released code.
@@ -268,7 +304,17 @@ class Agent:
                         observation=self.encoder.features(batch.observation),
                         next_observation=self.encoder.features(batch.next_observation),
                     )
-            drawn.prepared = replace(batch, reward=self._reward(batch, drawn))
+            slow_latents = self._slow_latents(drawn)
+            drawn.prepared = replace(
+                batch,
+                reward=self._reward(batch, drawn),
+                latent=drawn.latent,
+                slow_next_latent=(
+                    None
+                    if slow_latents is None
+                    else slow_latents.view(len(batch.reward), self.batches.horizon, -1)[:, 0]
+                ),
+            )
         return drawn.prepared
 
     @torch.no_grad()

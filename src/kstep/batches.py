@@ -29,6 +29,10 @@ class Drawn:
     transitions: TransitionBatch
     sequences: SequenceBatch | None = None
     """Where transitions are the beginnings of sequences."""
+    slow_latents: Tensor | None = None
+    """(B * T, D) of all observations but the first, where both losses need some of them."""
+    latent: Tensor | None = None
+    """(B, D) of the first observations, with its graph, where it serves both losses."""
     prepared: TransitionBatch | None = None
     """The transitions as the core takes them, once the agent has prepared them."""
     bonus: Tensor | None = None

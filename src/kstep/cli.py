@@ -47,8 +47,9 @@ class Train:
     """Where the frames of the replay are kept; disk is slower and needs no memory."""
     overlap: Literal["auto", "on", "off"] = "auto"
     """Step the environment in a process of its own while learning; same results, bit for bit."""
-    encoder_backend: Literal["auto", "torch", "native"] = "auto"
-    """What computes the convolutions; auto: our kernels where they are right and faster."""
+    encoder_backend: Literal["auto", "torch", "native", "compiled"] = "auto"
+    """What computes the convolutions; auto: our kernels where they are right and faster, else
+    PyTorch. compiled: PyTorch's compiler, which captures graphs on CUDA."""
     tensorboard: bool = False
     """Also write TensorBoard events (needs the extra tb)."""
 
@@ -120,9 +121,9 @@ class Eval:
             raise KstepError(f"--episodes must be at least 1, not {self.episodes}")
         if self.seed < 0:
             raise KstepError(f"--seed must not be negative, not {self.seed}")
-        with opened(self.run, self.device) as (agent, env, counts):
-            seeds = evaluation_seeds(self.seed, -1, self.episodes)
-            result = evaluate(agent, env, seeds)
+        seeds = evaluation_seeds(self.seed, -1, self.episodes)
+        with opened(self.run, self.device, lanes=self.episodes) as (agent, lanes, counts):
+            result = evaluate(agent, lanes, seeds)
         console = Console(soft_wrap=True)
         console.print(
             f"{self.run} at {counts.env_steps:,} env steps, {counts.decisions:,} decisions, "
@@ -167,7 +168,7 @@ class Film:
         if self.seed < 0:
             raise KstepError(f"--seed must not be negative, not {self.seed}")
         config = FilmConfig(self.height, self.width, self.camera, self.fps)
-        with opened(self.run, self.device) as (agent, env, _):
+        with opened(self.run, self.device) as (agent, [env], _):
             seeds = evaluation_seeds(self.seed, -1, self.episodes)
             result = film(agent, env, seeds, self.output, config)
         Console(soft_wrap=True).print(f"{self.output}: return {result.mean:.1f}", highlight=False)

@@ -126,12 +126,39 @@ class Experiment:
                 f"method.image_size={method.image_size} with method.augment.kind="
                 f"{method.augment.kind} needs frames of {seen} pixels, env.size is {self.env.size}"
             )
+        if self.env.renderer != "exact" and (
+            method.observation != "pixels" or tasks.parse(self.env.task).kind != "suite"
+        ):
+            raise KstepError(
+                f"env.renderer={self.env.renderer} is for tasks of the control suite seen as "
+                f"pixels, not for {method.observation} of {self.env.task}"
+            )
         if learning.replay_capacity < 2 * learning.initial_steps:
             raise KstepError(
                 f"method.learning.replay_capacity={learning.replay_capacity} must be at least "
                 f"twice method.learning.initial_steps={learning.initial_steps}"
             )
         self._validate_composition()
+
+    def _validate_joint(self) -> None:
+        auxiliary, learning = self.method.auxiliary, self.method.learning
+        needed = (
+            ("method.learning.aligned=true", learning.aligned),
+            (
+                "an auxiliary task that encodes nothing but the first observations and, slowly, "
+                "the later ones, such as ksl",
+                auxiliary is not None and auxiliary.encodes_first_and_rest,
+            ),
+            ("method.learning.one_optimizer=false", not learning.one_optimizer),
+            ("method.learning.auxiliary_every=1", learning.auxiliary_every == 1),
+            (
+                "method.learning.encoder_learns_from=critic and auxiliary",
+                learning.encoder_learns_from == "critic and auxiliary",
+            ),
+        )
+        for setting, given in needed:
+            if not given:
+                raise KstepError(f"method.learning.joint needs {setting}")
 
     def _validate_composition(self) -> None:
         """Refuse parts that do not go together."""
@@ -156,6 +183,8 @@ class Experiment:
             )
         if learning.aligned and method.sac.critic_views > 1:
             raise KstepError("method.learning.aligned goes with method.sac.critic_views=1 only")
+        if learning.joint:
+            self._validate_joint()
         if method.sac.actor_latent == "reused":
             if method.sac.actor_encoder != "share_all":
                 raise KstepError(

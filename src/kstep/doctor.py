@@ -28,8 +28,8 @@ def doctor(console: Console, backend: str | None = None) -> bool:
     console.print(f"  {cores} cores usable, torch uses {threads} threads", highlight=False)
     if cores > 1:
         console.print(
-            f"  several runs at once: give each --threads {max(1, cores // 2)} or fewer, so that "
-            "they do not fight for cores",
+            f"  one run uses all of them; two at once: --threads {max(1, cores // 2)} each; "
+            f"{cores} at once: --threads 1 each. More threads than cores fight, and all lose",
             highlight=False,
         )
     devices = ["cpu"]

@@ -1,8 +1,8 @@
-"""Evaluation: greedy episodes in an environment of their own, every return kept."""
+"""Evaluation: greedy episodes in environments of their own, every return kept."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,20 +38,35 @@ def evaluation_seeds(seed: int, mark: int, episodes: int) -> list[int]:
 
 def evaluate(
     agent: Agent,
-    env: ControlEnv,
+    lanes: Sequence[ControlEnv],
     seeds: Iterable[int],
     on_step: Callable[[Episode], None] | None = None,
 ) -> Evaluation:
-    """Run one greedy episode per seed. Changes nothing in the agent, not even a random stream."""
-    returns, lengths = [], []
-    for seed in seeds:
-        episode = Episode(env, agent.method.stack)
-        episode.start(seed)
-        done = False
-        while not done:
+    """Run one greedy episode per seed. Changes nothing in the agent, not even a random stream.
+
+    As many episodes at a time as there are environments, in lock step: one pass through the
+    networks decides for all of them.
+    """
+    finished: list[Episode] = []
+    for batch in _batches(list(seeds), len(lanes)):
+        episodes = [Episode(env, agent.method.stack) for env, _ in zip(lanes, batch, strict=False)]
+        for episode, seed in zip(episodes, batch, strict=True):
+            episode.start(seed)
+        running = episodes
+        while running:
             if on_step is not None:
-                on_step(episode)
-            done = episode.step(agent.act(episode.observation[None], explore=False)[0]).done
-        returns.append(episode.total_reward)
-        lengths.append(len(episode.actions))
-    return Evaluation(tuple(returns), tuple(lengths))
+                for episode in running:
+                    on_step(episode)
+            observations = np.stack([episode.observation for episode in running])
+            actions = agent.act(observations, explore=False)
+            for episode, action in zip(running, actions, strict=True):
+                episode.begin(action)
+            running = [episode for episode in running if not episode.finish().done]
+        finished += episodes
+    returns = tuple(episode.total_reward for episode in finished)
+    return Evaluation(returns, tuple(len(episode.actions) for episode in finished))
+
+
+def _batches(seeds: list[int], size: int) -> Iterator[list[int]]:
+    for start in range(0, len(seeds), size):
+        yield seeds[start : start + size]

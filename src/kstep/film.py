@@ -52,7 +52,7 @@ def film(
             def shoot(episode: Episode) -> None:
                 writer.append_data(env.film_frame(config.height, config.width, config.camera))
 
-            result = evaluate(agent, env, seeds, on_step=shoot)
+            result = evaluate(agent, [env], seeds, on_step=shoot)
         aside.rename(path)
     finally:
         aside.unlink(missing_ok=True)

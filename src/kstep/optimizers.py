@@ -8,7 +8,7 @@ so no loss can leak into what it does not own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,8 +59,23 @@ class Optimizers:
         Raises if the loss does not depend on a parameter the group claims to own, unless the group
         serves several losses and this is one of them (`partly`).
         """
+        gradients = torch.autograd.grad(loss, self.parameters[name], allow_unused=partly)
+        self._step(name, gradients)
+
+    def minimize_jointly(self, losses: Mapping[str, Tensor]) -> None:
+        """Take one step of each optimizer on its own loss, all gradients at the same parameters.
+
+        For losses whose graphs share a part, such as one encoding of the same observations.
+        """
+        gradients = {
+            name: torch.autograd.grad(loss, self.parameters[name], retain_graph=True)
+            for name, loss in losses.items()
+        }
+        for name, own in gradients.items():
+            self._step(name, own)
+
+    def _step(self, name: str, gradients: Sequence[Tensor | None]) -> None:
         parameters = self.parameters[name]
-        gradients = torch.autograd.grad(loss, parameters, allow_unused=partly)
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
         self._adams[name].step()

@@ -15,14 +15,16 @@ from kstep.types import Counts
 
 
 @contextmanager
-def opened(folder: Path, device: str = "cpu") -> Iterator[tuple[Agent, ControlEnv, Counts]]:
-    """Yield the run's agent with its newest weights, a fresh environment, and how far it is."""
+def opened(
+    folder: Path, device: str = "cpu", lanes: int = 1
+) -> Iterator[tuple[Agent, list[ControlEnv], Counts]]:
+    """Yield the run's agent with its newest weights, fresh environments, and how far it is."""
     run = Run.open(folder)
-    env = envs.make(run.experiment.env, run.experiment.seed)
+    made = envs.make_lanes(run.experiment.env, run.experiment.seed, lanes)
     try:
         streams = Streams(run.experiment.seed, system.device(device))
-        agent = Agent(run.experiment.method, envs.spec_of(env), streams, device)
+        agent = Agent(run.experiment.method, envs.spec_of(made[0]), streams, device)
         counts = checkpoint.load_weights(run, agent)
-        yield agent, env, counts
+        yield agent, made, counts
     finally:
-        env.close()
+        envs.close_lanes(made)

@@ -2,8 +2,8 @@
 
 In: one frame per decision with its action, reward and end flags. Out: `Transitions` and
 `Sequences` of raw frames, neither augmented nor scaled. Every frame is stored once and stacks are
-put together when sampled; storing both stacks of every transition would take six times the memory
-at a stack of three.
+put together when they are looked at; storing both stacks of every transition would take six times
+the memory at a stack of three.
 
 Frames carry a global number g = 0, 1, 2, ... and lie in slot g % slots. An episode of n
 transitions is n + 1 consecutive frames; slot g also holds the frame's place t within its episode
@@ -23,7 +23,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 import psutil
 
-from kstep.types import Array, EnvSpec, KstepError, Sequences, Transitions
+from kstep.types import Array, EnvSpec, KstepError, Sequences, Stacks, Transitions
 
 Storage: TypeAlias = Literal["memory", "disk"]
 Rule: TypeAlias = Literal["any", "released"]
@@ -141,7 +141,7 @@ class Replay:
         self._oldest, self._oldest_episode = self._total, self._episodes
         self._held, self._running = 0, False
 
-    def transitions(self, n: int, rng: np.random.Generator) -> Transitions:
+    def transitions(self, n: int, rng: np.random.Generator) -> Transitions[Stacks]:
         """Draw n transitions uniformly, with replacement."""
         start = self._starts(n, 1, rng, "any")
         slot = start % self.slots
@@ -153,7 +153,9 @@ class Replay:
             bootstrap=self._bootstrap[slot],
         )
 
-    def sequences(self, n: int, k: int, rng: np.random.Generator, rule: Rule = "any") -> Sequences:
+    def sequences(
+        self, n: int, k: int, rng: np.random.Generator, rule: Rule = "any"
+    ) -> Sequences[Stacks]:
         """Draw n stretches of k decisions, with replacement, none across an episode's end.
 
         Rule "any": uniform over all starts, those in the running episode included.
@@ -189,7 +191,7 @@ class Replay:
 
     def newest_stack(self) -> Array:
         """Return the observation the agent is looking at now, (S, *frame_shape)."""
-        stack: Array = self._stacks(np.array([self._total - 1]))[0]
+        stack: Array = self._stacks(np.array([self._total - 1])).together()[0]
         return stack
 
     def export(self, since: int) -> dict[str, Array]:
@@ -355,13 +357,12 @@ class Replay:
         starts: Array = low[episode] + within
         return starts
 
-    def _stacks(self, frames: Array) -> Array:
+    def _stacks(self, frames: Array) -> Stacks:
         """Return the stacks that end at these frames (...): (..., S, *frame_shape)."""
         # An episode's first frame stands in for those before it.
         back = np.minimum(self._t[frames % self.slots][..., None], self._back)
         slots = (frames[..., None] - back) % self.slots
-        stacks: Array = self._frames.take(slots, axis=0)
-        return stacks
+        return Stacks(self._frames, slots)
 
 
 _COUNTERS = ("total", "episodes", "running", "oldest", "oldest_episode", "held")

@@ -37,6 +37,13 @@ def device(name: str) -> torch.device:
     return torch.device(name)
 
 
+def use_tf32(allowed: bool) -> None:
+    """Let CUDA round the factors of products to 10 bits, or not; PyTorch's own defaults differ
+    between convolutions and matrices."""
+    torch.backends.cudnn.allow_tf32 = allowed
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+
+
 def keep_freed_memory() -> None:
     """Tell glibc to keep large freed blocks instead of returning them to the system.
 

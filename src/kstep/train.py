@@ -53,8 +53,9 @@ class Runtime:
     """Whether the environment moves in a process of its own while the agent learns. The results are
     the same bit for bit. `auto`: for simulated pixels, where a core is free for it."""
     encoder_backend: Asked = "auto"
-    """What computes the encoder's convolutions: PyTorch, our kernels (`native`), or `auto`: those
-    where they are right and faster. It decides the last bits, so a run keeps what it began with."""
+    """What computes the encoder's convolutions: PyTorch, its compiler (`compiled`), our kernels
+    (`native`), or `auto`: those where they are right and faster. It decides the last bits, so a run
+    keeps what it began with."""
 
 
 class Stopped(KstepError):
@@ -90,6 +91,7 @@ def train(run: Run, runtime: Runtime, console: Console | None = None) -> None:
         memory = replay_config(experiment, runtime)
         Replay.refuse_too_large(memory, spec, experiment.method.stack, run.folder)
         streams = Streams(experiment.seed, system.device(runtime.device))
+        system.use_tf32(experiment.method.encoder.precision == "tf32")
         with _threads(runtime.threads):
             choice = encoder_choice(run, runtime, spec)
         run.encoder_backend = choice.backend
@@ -124,7 +126,7 @@ class _Trainer:
             counts=Counts(),
         )
         self.initial_decisions = initial_decisions(experiment.method, self.spec)
-        self.evaluation_env: ControlEnv | None = None
+        self.lanes: list[ControlEnv] = []
 
     def bring_to_budget(self) -> None:
         counts, session = self.session.counts, self.session
@@ -159,8 +161,7 @@ class _Trainer:
             self.evaluations.close()
             if self.tensorboard:
                 self.tensorboard.close()
-            if self.evaluation_env is not None:
-                self.evaluation_env.close()
+            envs.close_lanes(self.lanes)
 
     def _loop(self, stop: _Stop) -> None:
         counts, budget = self.session.counts, self.experiment.env_steps
@@ -242,11 +243,11 @@ class _Trainer:
 
     def _evaluate(self, mark: int) -> None:
         counts, episodes = self.session.counts, self.experiment.evaluation.episodes
-        if self.evaluation_env is None:
-            self.evaluation_env = envs.make(self.experiment.env, self.experiment.seed)
+        if not self.lanes:
+            self.lanes = envs.make_lanes(self.experiment.env, self.experiment.seed, episodes)
         started = time.monotonic()
         seeds = evaluation_seeds(self.experiment.seed, mark, episodes)
-        result = evaluate(self.session.agent, self.evaluation_env, seeds)
+        result = evaluate(self.session.agent, self.lanes, seeds)
         row = {
             "mark": mark,
             **asdict(counts),
@@ -313,8 +314,8 @@ def encoder_choice(run: Run, runtime: Runtime, spec: EnvSpec) -> Choice:
                 f"{run.folder} was begun with encoder_backend=native, which cannot be used here: "
                 f"{error}. Go on where it can, or choose another --folder"
             ) from error
-    if begun_with == "torch":
-        return Choice("torch", "as the run began")
+    if begun_with is not None:
+        return Choice(begun_with, "as the run began")
     return native.choose(asked, shape, runtime.device)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ Encode: TypeAlias = Callable[[Tensor], Tensor]
 """Observations (B, S, ...) to latents (B, D)."""
 
 ObservationKind: TypeAlias = Literal["pixels", "state"]
+Renderer: TypeAlias = Literal["exact", "quick", "raytraced"]
 
 
 @dataclass(frozen=True)
@@ -46,26 +47,62 @@ class EnvSpec:
 
 
 @dataclass(frozen=True)
-class Transitions:
+class Stacks:
+    """Observations not put together yet: a ring of frames, and which of them each one stacks.
+
+    Whoever makes a view of them, shifted or cut, can do so in one pass over the frames.
+    """
+
+    ring: Array
+    """(slots, *frame_shape), borrowed: later frames may overwrite it"""
+    slots: Array
+    """(..., S) integers"""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the observations, (..., S, *frame_shape)."""
+        return (*self.slots.shape, *self.ring.shape[1:])
+
+    def together(self) -> Array:
+        """Return the observations as one new array."""
+        stacks: Array = self.ring.take(self.slots, axis=0)
+        return stacks
+
+
+Seen = TypeVar("Seen", Array, Stacks)
+
+
+def together(observation: Array | Stacks) -> Array:
+    """Return observations as an array, whichever they are."""
+    return observation.together() if isinstance(observation, Stacks) else observation
+
+
+@dataclass(frozen=True)
+class Transitions(Generic[Seen]):
     """B independent steps, as the replay stores them (not augmented, not scaled)."""
 
-    observation: Array
+    observation: Seen
     """(B, S, ...)"""
     action: Array
     """(B, A) in [-1, 1]"""
     reward: Array
     """(B,) summed over action repeats"""
-    next_observation: Array
+    next_observation: Seen
     """(B, S, ...)"""
     bootstrap: Array
     """(B,) 1.0 unless the next state is terminal; a time limit is not terminal"""
 
+    def together(self) -> Transitions[Array]:
+        """Return the same with observations as arrays."""
+        first, second = together(self.observation), together(self.next_observation)
+        return Transitions(first, self.action, self.reward, second, self.bootstrap)
+
 
 @dataclass(frozen=True)
-class Sequences:
+class Sequences(Generic[Seen]):
     """B stretches of T consecutive steps, none across an episode's end."""
 
-    observation: Array
+    observation: Seen
     """(B, T + 1, S, ...)"""
     action: Array
     """(B, T, A)"""
@@ -73,6 +110,10 @@ class Sequences:
     """(B, T)"""
     bootstrap: Array
     """(B, T)"""
+
+    def together(self) -> Sequences[Array]:
+        """Return the same with observations as arrays."""
+        return Sequences(together(self.observation), self.action, self.reward, self.bootstrap)
 
 
 @dataclass(frozen=True)
@@ -86,6 +127,10 @@ class TransitionBatch:
     bootstrap: Tensor
     second_view: Tensor | None = None
     """(B, S, ...) another view of `observation`, where the auxiliary task asked for one"""
+    latent: Tensor | None = None
+    """(B, D) of `observation`, with its graph, where it is encoded already"""
+    slow_next_latent: Tensor | None = None
+    """(B, D) of `next_observation` by the slow encoder, likewise"""
 
 
 @dataclass(frozen=True)
@@ -116,4 +161,7 @@ class Counts:
 
 def to_device(array: Array, device: torch.device) -> Tensor:
     """Return the array as a tensor on `device`, without a copy where none is needed."""
-    return torch.from_numpy(array).to(device, non_blocking=True)
+    tensor = torch.from_numpy(array)
+    if device.type == "cuda":
+        tensor = tensor.pin_memory()  # only then does the transfer leave the processor free
+    return tensor.to(device, non_blocking=True)

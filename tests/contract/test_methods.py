@@ -294,9 +294,9 @@ def test_the_momentum_encoder_is_the_target_critics_encoder() -> None:
     assert sum(ema.slow is agent.slow_encoder for ema in agent.slow_copies) == 1
 
 
-def passes(method: str, updates: int = 10) -> tuple[float, float]:
+def passes(method: str, *overrides: str, updates: int = 10) -> tuple[float, float]:
     """Mean passes through the convolutions per learning step, in units of one batch."""
-    agent, replay = agent_and_replay(method)
+    agent, replay = agent_and_replay(method, *overrides)
     count = {"forward": 0, "backward": 0}
 
     def counted(features: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -340,6 +340,16 @@ def test_encoder_passes_per_learning_step(method: str) -> None:
     assert passes(method) == (forward, backward)
     assert forward <= their_forward
     assert backward <= their_backward
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"), [(("aligned",), (6.5, 2)), (("aligned", "joint"), (5.5, 2))]
+)
+def test_doing_less_takes_fewer_passes(
+    options: tuple[str, ...], expected: tuple[float, float]
+) -> None:
+    """Aligned shares the slow encoding of s'; joint, on top of it, the encoding of s."""
+    assert passes("ksl", *(f"method.learning.{name}=true" for name in options)) == expected
 
 
 @pytest.mark.parametrize("method", ["proto_rl", "proto_rl-original"])

@@ -172,6 +172,13 @@ def test_wrong_names_get_the_nearest_right_one(names: tuple[str, str], message: 
         ("sac_pixel", ["method.learning.one_optimizer=true"], "needs an auxiliary task"),
         ("ksl-released", ["method.sac.actor_latent=reused"], "needs method.sac.actor_encoder"),
         ("ksl-released", ["method.learning.aligned=true"], "goes with method.sac.critic_views=1"),
+        ("ksl", ["method.learning.joint=true"], "joint needs method.learning.aligned=true"),
+        ("pi_sac", ["method.learning.joint=true"], "joint needs an auxiliary task that encodes"),
+        (
+            "ksl-one-optimizer",
+            ["method.learning.aligned=true", "method.learning.joint=true"],
+            "joint needs method.learning.one_optimizer=false",
+        ),
         ("ksl", ["method.exploration.env_steps=5"], "unknown key"),
         ("ksl", ["env.size=100"], "follows from method.image_size"),
         ("ksl-k3-l1", ["method.sac.hidden=64"], "must equal method.sac.hidden=64"),

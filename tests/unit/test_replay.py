@@ -124,7 +124,7 @@ def check_against_model(recorder: Recorder, k: int, rng: np.random.Generator) ->
         with pytest.raises(ReplayUnderfilled):
             replay.transitions(1, rng)
     else:
-        batch = replay.transitions(1500, rng)
+        batch = replay.transitions(1500, rng).together()
         found = {start_of(stack): b for b, stack in enumerate(batch.observation)}
         assert set(found) == expected
         for (e, i), b in found.items():
@@ -142,7 +142,7 @@ def check_against_model(recorder: Recorder, k: int, rng: np.random.Generator) ->
             with pytest.raises(ReplayUnderfilled):
                 replay.sequences(1, k, rng, rule)
             continue
-        sequences = replay.sequences(2500, k, rng, rule)
+        sequences = replay.sequences(2500, k, rng, rule).together()
         found = {start_of(stacks[0]): b for b, stacks in enumerate(sequences.observation)}
         assert set(found) == expected
         for (e, i), b in found.items():
@@ -207,7 +207,7 @@ def test_holds_exactly_capacity_when_the_episode_length_is_known(
             done += 1
             assert len(replay) == min(done, capacity)
     newest = {((d // length), d % length) for d in range(done - capacity, done)}
-    batch = replay.transitions(1500, np.random.default_rng(1))
+    batch = replay.transitions(1500, np.random.default_rng(1)).together()
     assert {start_of(stack) for stack in batch.observation} == newest
 
 
@@ -237,10 +237,10 @@ def test_a_completed_episode_is_known_at_once() -> None:
     with pytest.raises(ReplayUnderfilled, match="completed episodes"):
         recorder.replay.sequences(4, 3, rng, "released")
     recorder.add(truncated=True)
-    stacks = recorder.replay.sequences(200, 3, rng, "released").observation
+    stacks = recorder.replay.sequences(200, 3, rng, "released").together().observation
     # Eight transitions, 0..7: three steps may legally start at 5, but the released code stops at 3.
     assert {start_of(s[0])[1] for s in stacks} == {0, 1, 2, 3}
-    stacks = recorder.replay.sequences(200, 3, rng).observation
+    stacks = recorder.replay.sequences(200, 3, rng).together().observation
     assert {start_of(s[0])[1] for s in stacks} == {0, 1, 2, 3, 4, 5}
 
 
@@ -258,7 +258,7 @@ def test_any_is_uniform_over_starts() -> None:
     rng = np.random.default_rng(3)
     for k in (1, 3):
         starts = sorted(recorder.starts(k, "any"))
-        stacks = recorder.replay.sequences(20_000, k, rng).observation
+        stacks = recorder.replay.sequences(20_000, k, rng).together().observation
         found = [start_of(s[0]) for s in stacks]
         counts = np.array([found.count(start) for start in starts])
         assert counts.sum() == 20_000
@@ -273,7 +273,11 @@ def test_released_is_uniform_over_episodes_then_starts() -> None:
     per_episode = [sum(e == episode for e, _ in starts) for episode in range(4)]
     assert per_episode == [16, 2, 0, 8]
     expected = np.array([20_000 / 3 / per_episode[e] for e, _ in starts])
-    stacks = recorder.replay.sequences(20_000, 3, np.random.default_rng(4), "released").observation
+    stacks = (
+        recorder.replay.sequences(20_000, 3, np.random.default_rng(4), "released")
+        .together()
+        .observation
+    )
     found = [start_of(s[0]) for s in stacks]
     assert chi_square(np.array([found.count(start) for start in starts]), expected)
 
@@ -282,8 +286,8 @@ def test_shapes_types_and_freshness() -> None:
     recorder = Recorder(Replay(ReplayConfig(20), pixel_spec(5), 3))
     recorder.episode(5)
     rng = np.random.default_rng(0)
-    batch = recorder.replay.transitions(6, rng)
-    sequences = recorder.replay.sequences(6, 2, rng)
+    batch = recorder.replay.transitions(6, rng).together()
+    sequences = recorder.replay.sequences(6, 2, rng).together()
     shapes = {
         (6, 3, *FRAME_SHAPE): (batch.observation, np.uint8),
         (6, 2): (batch.action, np.float32),
@@ -312,7 +316,7 @@ def test_state_vectors() -> None:
     for step in range(3):
         frame = np.full(4, step + 1.5, np.float32)
         replay.add(np.zeros(1), 0.0, False, step == 2, frame)
-    batch = replay.transitions(50, np.random.default_rng(0))
+    batch = replay.transitions(50, np.random.default_rng(0)).together()
     assert batch.observation.shape == (50, 1, 4)
     assert batch.observation.dtype == np.float32
     assert set(batch.next_observation[:, 0, 0].tolist()) == {1.5, 2.5, 3.5}
@@ -323,9 +327,11 @@ def test_state_vectors() -> None:
 def test_same_generator_state_gives_the_same_batch() -> None:
     recorder = Recorder(Replay(ReplayConfig(20), pixel_spec(5)))
     recorder.episode(5)
-    one, two = (recorder.replay.transitions(9, np.random.default_rng(5)) for _ in range(2))
+    one, two = (
+        recorder.replay.transitions(9, np.random.default_rng(5)).together() for _ in range(2)
+    )
     assert np.array_equal(one.observation, two.observation)
-    other = recorder.replay.transitions(9, np.random.default_rng(6))
+    other = recorder.replay.transitions(9, np.random.default_rng(6)).together()
     assert not np.array_equal(one.observation, other.observation)
 
 
@@ -373,7 +379,9 @@ def test_disk_equals_memory(tmp_path: Path) -> None:
         for length in (4, 4, 1, 3, 4, 4, 2):
             recorder.episode(length)
         check_against_model(recorder, 2, np.random.default_rng(0))
-    disk, memory = (r.replay.transitions(64, np.random.default_rng(1)) for r in recorders)
+    disk, memory = (
+        r.replay.transitions(64, np.random.default_rng(1)).together() for r in recorders
+    )
     assert np.array_equal(disk.observation, memory.observation)
     assert type(disk.observation) is np.ndarray
     assert (folder / FRAMES_FILE).stat().st_size == on_disk.slots * np.prod(FRAME_SHAPE)
@@ -420,7 +428,7 @@ def assert_same_samples(one: Replay, two: Replay) -> None:
     assert len(one) == len(two)
     if not len(one):
         return
-    a, b = (replay.transitions(8, np.random.default_rng(7)) for replay in (one, two))
+    a, b = (replay.transitions(8, np.random.default_rng(7)).together() for replay in (one, two))
     for name in ("observation", "action", "reward", "next_observation", "bootstrap"):
         assert np.array_equal(getattr(a, name), getattr(b, name))
 
@@ -472,7 +480,7 @@ def test_forgetting_leaves_nothing_to_sample_and_goes_on() -> None:
     forgotten = len(recorder.episodes)
     for _ in range(5):
         recorder.episode(5)
-        batch = recorder.replay.transitions(200, np.random.default_rng(0))
+        batch = recorder.replay.transitions(200, np.random.default_rng(0)).together()
         seen = {start_of(stack)[0] for stack in batch.observation}
         assert min(seen) >= forgotten
     check_against_model(recorder, 2, np.random.default_rng(0))

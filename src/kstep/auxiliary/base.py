@@ -51,6 +51,12 @@ class AuxiliaryConfig(abc.ABC):
         """Consecutive decisions one sample must span; see `AuxiliaryTask.horizon`."""
         return 0
 
+    @property
+    def encodes_first_and_rest(self) -> bool:
+        """Whether the loss asks for the latents of the first observations, for the slow latents of
+        all later ones in order, and for nothing else: then an agent may answer with what it has."""
+        return False
+
     @abc.abstractmethod
     def build(self, shapes: Shapes) -> AuxiliaryTask:
         """Return the task, its weights initialized from torch's current generator."""

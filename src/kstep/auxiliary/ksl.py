@@ -57,6 +57,10 @@ class KSLConfig(AuxiliaryConfig):
     def horizon(self) -> int:
         return self.k if self.k_counts == "transitions" else self.k - 1
 
+    @property
+    def encodes_first_and_rest(self) -> bool:
+        return self.transition == "dense"
+
     def build(self, shapes: Shapes) -> AuxiliaryTask:
         return KSL(
             self,

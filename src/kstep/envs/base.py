@@ -140,6 +140,9 @@ class ControlEnv(gymnasium.Env[Array, Array], abc.ABC):
         self._frame = self._draw(self.size, self.size, self.camera)
         return self._frame.copy()
 
+    def draw_with(self, other: ControlEnv) -> None:
+        """Borrow what `other`, of the same task, draws with; it must be closed after this one."""
+
     def decisions_per_second(self) -> float:
         """How fast decisions follow each other in real time, for videos."""
         return 20.0 / self.action_repeat

@@ -17,8 +17,9 @@ from dm_control import suite
 
 from kstep.envs import gl
 from kstep.envs.base import ControlEnv
+from kstep.envs.raytraced import RayTracer
 from kstep.envs.tasks import Task
-from kstep.types import Array, KstepError, ObservationKind
+from kstep.types import Array, KstepError, ObservationKind, Renderer
 
 
 class SuiteEnv(ControlEnv):
@@ -33,15 +34,17 @@ class SuiteEnv(ControlEnv):
         action_repeat: int,
         camera: int,
         seed: int,
+        renderer: Renderer = "exact",
     ) -> None:
         self._name = task.name
+        self._renderer = renderer
         with _without_deprecations():
             self._env: Any = suite.load(
                 task.domain, task.task, task_kwargs={"random": _generator(seed)}
             )
         self._physics = self._env.physics
         self._closed = False
-        self._set_visuals()
+        self._set_visuals(size)
         self._check_camera(camera)
         actions = self._env.action_spec()
         shapes = [spec.shape for spec in self._env.observation_spec().values()]
@@ -58,6 +61,8 @@ class SuiteEnv(ControlEnv):
             camera=camera,
         )
         self._time_step: Any = None
+        self._lender: SuiteEnv | None = None
+        self._tracers: dict[tuple[int, int, int], RayTracer] = {}
 
     def __str__(self) -> str:
         return self._name
@@ -65,12 +70,16 @@ class SuiteEnv(ControlEnv):
     def decisions_per_second(self) -> float:
         return 1.0 / (float(self._env.control_timestep()) * self.action_repeat)
 
-    def _set_visuals(self) -> None:
-        """Set the quality of drawing: all of dm_control's defaults.
+    def _set_visuals(self, size: int) -> None:
+        """Set the quality of drawing; `exact` is all of dm_control's defaults.
 
-        The one place where `self._physics.model.vis` may be changed, since the drawing context
-        reads it when the first frame makes it.
+        The one place where `self._physics.model.vis` is changed, since the drawing context reads it
+        when the first frame makes it.
         """
+        if self._renderer == "quick":
+            visual = self._physics.model.vis
+            visual.quality.shadowsize = 512
+            visual.global_.offheight = visual.global_.offwidth = size
 
     def _begin(self, seed: int | None) -> None:
         if seed is not None:
@@ -103,9 +112,22 @@ class SuiteEnv(ControlEnv):
                 f"{self} has cameras 0 to {cameras - 1} and the free camera -1, not {camera}"
             )
 
+    def draw_with(self, other: ControlEnv) -> None:
+        # A context holds meshes, textures and height fields. The first two are the model's; height
+        # fields are redrawn for each episode, so they cannot be shared.
+        if isinstance(other, SuiteEnv) and not self._physics.model.nhfield:
+            self._lender = other
+
     def _draw(self, height: int, width: int, camera: int) -> Array:
         self._check_camera(camera)
-        self._make_room(height, width)
+        if self._renderer == "raytraced":
+            tracer = (self._lender or self)._tracer(height, width, camera)
+            return tracer.draw(self._physics.data.ptr, self._physics.model.ptr)
+        if self._lender is None:
+            self._make_room(height, width)
+        else:
+            self._lender._make_room(height, width)
+            self._physics._contexts = self._lender._physics.contexts
         try:
             return np.array(self._physics.render(height, width, camera_id=camera), np.uint8)
         except RuntimeError as error:
@@ -113,6 +135,13 @@ class SuiteEnv(ControlEnv):
             raise KstepError(
                 f"{self} cannot be drawn ({error}); `python -m kstep.envs.gl --check` says why"
             ) from error
+
+    def _tracer(self, height: int, width: int, camera: int) -> RayTracer:
+        """Return what traces frames of this size, made when the first one is asked for."""
+        key = (height, width, camera)
+        if key not in self._tracers:
+            self._tracers[key] = RayTracer(self._physics.model.ptr, *key)
+        return self._tracers[key]
 
     def _make_room(self, height: int, width: int) -> None:
         """Enlarge the drawing buffer where a frame would not fit; MuJoCo's is 640 x 480."""
@@ -133,6 +162,8 @@ class SuiteEnv(ControlEnv):
         if not self._closed:
             self._closed = True
             self._running = False
+            if self._lender is not None:
+                self._physics._contexts = None  # not ours to free
             self._physics.free()
         super().close()
 

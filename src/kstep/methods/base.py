@@ -49,7 +49,11 @@ class LearningConfig:
     """In which order one update takes its parts (D06)."""
     aligned: bool = False
     """Whether the transition that the reinforcement-learning loss sees is the first of the
-    auxiliary task's sequence, under the same view, instead of a batch of its own."""
+    auxiliary task's sequence, under the same view, instead of a batch of its own. Then what both
+    losses ask of the slow encoder is computed once."""
+    joint: bool = False
+    """Whether one encoding of that transition's observation serves both losses: both gradients are
+    taken at the same parameters, and each is stepped by its own optimizer. Needs `aligned`."""
     initial_steps: int = 1000
     """Random actions before learning starts."""
     initial_unit: Literal["decisions", "env_steps"] = "decisions"

@@ -16,10 +16,10 @@ from torch.nn.grad import conv2d_input, conv2d_weight
 from kstep.native import encoder
 from kstep.native.library import Shape, Unavailable, load
 
-Backend = Literal["torch", "native"]
-Asked = Literal["auto", "torch", "native"]
+Backend = Literal["torch", "native", "compiled"]
+Asked = Literal["auto", "torch", "native", "compiled"]
 
-NOTHING_TO_DO = "the native encoder is for convolutions of pixels with ReLU"
+NOTHING_TO_DO = "the native encoder is for convolutions of pixels with ReLU, in float32"
 TOLERANCE = 1e-4
 """Of a trial's outputs, relative to their maximum: ten times what they are off by in float32. A
 wrong kernel is off by 1."""
@@ -45,10 +45,10 @@ def choose(asked: Asked, shape: Shape | None, device: str = "cpu") -> Choice:
     """Return what to use for encoders of this shape (None: there is nothing to convolve).
 
     `native` is refused with the reason where it cannot be; `auto` takes it where it is right and
-    faster.
+    faster. `compiled`, by PyTorch's compiler, is taken only where asked for.
     """
-    if asked == "torch":
-        return Choice("torch", "as asked")
+    if asked in ("torch", "compiled"):
+        return Choice(asked, "as asked")
     try:
         if shape is None:
             raise Unavailable(NOTHING_TO_DO)
@@ -56,6 +56,8 @@ def choose(asked: Asked, shape: Shape | None, device: str = "cpu") -> Choice:
             raise Unavailable(f"the native encoder runs on the CPU, not on {device}")
         shape.require()
         name = load().instructions
+        if not name:
+            raise Unavailable("the native encoder needs a processor with AVX2 or AVX-512")
         trial = Trial(shape)
         if not (error := trial.error()) <= TOLERANCE:  # NaN as well
             raise Unavailable(f"the native encoder is wrong on this machine: off by {error:.1e}")

@@ -285,7 +285,7 @@ const char* guarded(const Encoder* e, int threads, Work work) {
 extern "C" {
 
 // Raised whenever anything below changes its meaning; the Python side refuses another number.
-int32_t kstep_native_interface() { return 1; }
+int32_t kstep_native_interface() { return 2; }
 
 // Name of the instruction set in use; empty if this processor has none that is known here.
 const char* kstep_native_instructions() {

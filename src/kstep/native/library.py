@@ -10,12 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from kstep.errors import KstepError
 
-INTERFACE = 1
+INTERFACE = 2
 """What `kstep_native_interface` must answer: the meaning of every call below."""
 CHANNELS = 32
 MOST_INPUTS = 16
@@ -33,6 +35,16 @@ class _Encoder(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("batch", "frames", "height", "width", "colours")),
         ("layers", ctypes.c_int32),
         ("strides", ctypes.c_int32 * MOST_LAYERS),
+    )
+
+
+class _View(ctypes.Structure):
+    """The structure `View` of stacks.cpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("count", "frames")),
+        *((name, ctypes.c_int32) for name in ("height", "width", "colours")),
+        *((name, ctypes.c_int32) for name in ("out_height", "out_width", "pad", "black")),
     )
 
 
@@ -105,11 +117,10 @@ class Library:
             raise Unavailable(
                 f"{path.name} is from another version of kstep: install the package again"
             )
-        for name in ("encoder_forward", "encoder_backward", "layer_forward", "layer_backward"):
+        calls = ("encoder_forward", "encoder_backward", "layer_forward", "layer_backward", "stacks")
+        for name in calls:
             getattr(self._c, f"kstep_{name}").restype = ctypes.c_char_p
         self._c.kstep_native_instructions.restype = ctypes.c_char_p
-        if not self.instructions:
-            raise Unavailable("the native encoder needs a processor with AVX2 or AVX-512")
 
     @property
     def instructions(self) -> str:
@@ -175,6 +186,37 @@ class Library:
         )
         return weight_gradients, bias_gradients
 
+    def stacks(
+        self,
+        ring: npt.NDArray[np.uint8],
+        slots: npt.NDArray[np.int64],
+        places: npt.NDArray[np.int64],
+        size: tuple[int, int],
+        *,
+        pad: int,
+        black: bool,
+    ) -> npt.NDArray[np.uint8]:
+        """Return views (n, S, *size, C) of the frames (n, S) of a ring, see stacks.cpp."""
+        count, frames = slots.shape
+        _, height, width, colours = ring.shape
+        _same(places.shape, (count, 2), "places of shape")
+        for array, kind in ((ring, np.uint8), (slots, np.int64), (places, np.int64)):
+            _same((array.dtype, array.flags.c_contiguous), (np.dtype(kind), True), "arrays of type")
+        last = (height + 2 * pad - size[0], width + 2 * pad - size[1])
+        for array, most in (
+            (slots, len(ring) - 1),
+            (places[:, 0], last[0]),
+            (places[:, 1], last[1]),
+        ):
+            # The library would read beyond the ring.
+            if array.size and not 0 <= array.min() <= array.max() <= most:
+                raise KstepError(f"the native stacks need places within 0..{most}")
+        out = np.empty((count, frames, *size, colours), np.uint8)
+        view = _View(count, frames, height, width, colours, *size, pad, black)
+        arrays = (ctypes.c_void_p(array.ctypes.data) for array in (ring, slots, places, out))
+        self._call("stacks", ctypes.byref(view), *arrays, torch.get_num_threads())
+        return out
+
     def layer_forward(self, stride: int, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         """One 32 -> 32 layer by itself; x is (B, H, W, 32). For tests."""
         batch, height, width, _ = x.shape
@@ -197,7 +239,7 @@ class Library:
     def _call(self, name: str, *arguments: object) -> None:
         needs = getattr(self._c, f"kstep_{name}")(*arguments)
         if needs is not None:
-            raise KstepError(f"the native encoder needs {needs.decode()}")
+            raise KstepError(f"the native library needs {needs.decode()}")
 
 
 def _same(found: object, expected: object, what: str) -> None:

@@ -101,7 +101,9 @@ class SAC(nn.Module):
         """y = r + bootstrap * discount * (min Q'(s', a') - temperature * log pi(a'|s')), (B,)."""
         policy = self.policy(encoder, encoder.features(batch.next_observation))
         action, log_prob = policy.sample(generator)
-        slow_latent = slow_encoder(batch.next_observation)
+        slow_latent = batch.slow_next_latent
+        if slow_latent is None:
+            slow_latent = slow_encoder(batch.next_observation)
         next_value = torch.minimum(*self.slow_critic(slow_latent, action))
         next_value = next_value - self.temperature * log_prob
         return batch.reward + batch.bootstrap * self.config.discount * next_value
@@ -121,7 +123,7 @@ class SAC(nn.Module):
         views = self.config.critic_views
         target = self.value_target(encoder, slow_encoder, batch, generator)
         target = target.view(views, -1).mean(0).repeat(views)
-        latent = encoder(batch.observation)
+        latent = encoder(batch.observation) if batch.latent is None else batch.latent
         self.latent = latent.detach()
         q1, q2 = self.critic(latent, batch.action)
         errors = (q1 - target).square() + (q2 - target).square()

@@ -1,0 +1,130 @@
+"""Doing the same faster: after 20 updates nothing may differ but the last bits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from kstep import augment
+from kstep.agent import Agent
+from kstep.auxiliary.ksl import KSLConfig
+from kstep.batches import Drawn
+from kstep.native import Backend, Unavailable
+from kstep.types import Metrics, Stacks
+from tests.make import agent_and_replay
+
+UPDATES = 20
+TOLERANCE = 1e-5
+"""Relative to the largest entry of each tensor."""
+
+ALIGNED = "method.learning.aligned=true"
+JOINT = "method.learning.joint=true"
+Learned = tuple[list[Metrics], dict[str, torch.Tensor]]
+
+
+def learned(method: str, *overrides: str) -> Learned:
+    """Metrics of each update, and every weight and moment after the last."""
+    agent, replay = agent_and_replay(method, *overrides)
+    metrics = [agent.update(replay) for _ in range(UPDATES)]
+    return metrics, {key: value.clone() for key, value in agent.state().items()}
+
+
+def assert_same(one: Learned, two: Learned, tolerance: float) -> None:
+    for first, second in zip(one[0], two[0], strict=True):
+        assert first.keys() == second.keys()
+        for key, value in first.items():
+            assert torch.allclose(value, second[key], rtol=tolerance, atol=tolerance), key
+    assert one[1].keys() == two[1].keys()
+    for key, value in one[1].items():
+        scale = float(value.abs().max()) if value.numel() else 0.0
+        worst = float((value - two[1][key]).abs().max()) if value.numel() else 0.0
+        assert worst <= tolerance * scale, (key, worst / scale)
+
+
+def not_built() -> None:
+    raise Unavailable("not built")
+
+
+@pytest.mark.parametrize("method", ["ksl", "ksl-released", "rad", "drq", "curl", "sac_ae"])
+def test_views_made_in_one_pass_are_the_same_bytes(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fast = learned(method)
+    monkeypatch.setattr(augment, "load", not_built)
+    assert_same(fast, learned(method), 0.0)
+
+
+def test_sharing_slow_latents_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = learned("ksl", ALIGNED)
+    monkeypatch.setattr(KSLConfig, "encodes_first_and_rest", False)
+    assert_same(shared, learned("ksl", ALIGNED), TOLERANCE)
+
+
+def two_encodings(agent: Agent, drawn: Drawn) -> Metrics:
+    """The joint step without sharing anything: each loss encodes for itself."""
+    assert agent.task is not None
+    batch = replace(agent._prepared(drawn), latent=None, slow_next_latent=None)
+    loss, metrics = agent.core.critic_loss(*agent._encoders(), batch, agent.streams.learn)
+    assert drawn.sequences is not None
+    auxiliary_loss, more = agent.task.loss(agent.encoder, agent.slow_encoder, drawn.sequences)
+    agent.optimizers.minimize_jointly({"critic": loss, "auxiliary": auxiliary_loss})
+    return metrics | more
+
+
+def test_one_encoding_for_both_losses_is_as_good_as_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    joint = learned("ksl", ALIGNED, JOINT)
+    monkeypatch.setattr(Agent, "_update_jointly", two_encodings)
+    assert_same(joint, learned("ksl", ALIGNED, JOINT), TOLERANCE)
+
+
+def test_joint_gradients_are_both_taken_before_either_step() -> None:
+    """Which is what makes it another algorithm than one step after the other."""
+    (apart, *_), _ = learned("ksl", ALIGNED)
+    (joint, *_), _ = learned("ksl", ALIGNED, JOINT)
+    assert torch.allclose(apart["critic/loss"], joint["critic/loss"], rtol=1e-5)
+    # The critic has moved the encoder in the one, not in the other.
+    assert not torch.allclose(apart["auxiliary/loss"], joint["auxiliary/loss"], rtol=1e-4)
+
+
+@pytest.mark.parametrize("padding", ["replicate", "zero"])
+@pytest.mark.parametrize("height", [7, 12])
+def test_shifting_frames_of_a_ring(padding: augment.Padding, height: int) -> None:
+    rng = np.random.default_rng(1)
+    ring = rng.integers(0, 256, (9, height, 10, 3), dtype=np.uint8)
+    stacks = Stacks(ring, rng.integers(0, 9, (5, 4, 3)))
+    offsets = rng.integers(0, 7, (5, 4, 2))
+    expected = augment.shift(stacks.together(), offsets, 3, padding)
+    assert np.array_equal(augment.shift(stacks, offsets, 3, padding), expected)
+
+
+def test_cutting_frames_of_a_ring() -> None:
+    rng = np.random.default_rng(1)
+    ring = rng.integers(0, 256, (9, 11, 10, 3), dtype=np.uint8)
+    stacks = Stacks(ring, rng.integers(0, 9, (5, 3)))
+    offsets = rng.integers(0, 5, (5, 2))
+    expected = augment.crop(stacks.together(), offsets, 6, 5)
+    assert np.array_equal(augment.crop(stacks, offsets, 6, 5), expected)
+
+
+def with_backend(method: str, backend: Backend, updates: int = UPDATES) -> Learned:
+    agent, replay = agent_and_replay(method, "method.encoder.channels=32", backend=backend)
+    metrics = [agent.update(replay) for _ in range(updates)]
+    return metrics, {key: value.clone() for key, value in agent.state().items()}
+
+
+@pytest.mark.slow  # compiling takes half a minute
+@pytest.mark.timeout(600)
+def test_compiled_convolutions_compute_the_same() -> None:
+    assert_same(with_backend("ksl", "torch"), with_backend("ksl", "compiled"), TOLERANCE)
+
+
+def test_bfloat16_is_close_and_stays_inside_the_encoder() -> None:
+    (exact, *_), _ = learned("ksl")
+    (rounded, *_), state = learned("ksl", "method.encoder.precision=bfloat16")
+    assert all(value.dtype == torch.float32 for value in rounded.values())
+    assert not any(value.dtype == torch.bfloat16 for value in state.values())
+    assert torch.allclose(exact["critic/loss"], rounded["critic/loss"], rtol=0.05)
+    assert not torch.equal(exact["critic/loss"], rounded["critic/loss"])
