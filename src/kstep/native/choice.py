@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.grad import conv2d_input, conv2d_weight
 
 from kstep.native import encoder
-from kstep.native.library import Shape, Unavailable, load
+from kstep.native.library import Shape, Unavailable, kernels
 
 Backend = Literal["torch", "native", "compiled"]
 Asked = Literal["auto", "torch", "native", "compiled"]
@@ -55,9 +55,7 @@ def choose(asked: Asked, shape: Shape | None, device: str = "cpu") -> Choice:
         if device != "cpu":
             raise Unavailable(f"the native encoder runs on the CPU, not on {device}")
         shape.require()
-        name = load().instructions
-        if not name:
-            raise Unavailable("the native encoder needs a processor with AVX2 or AVX-512")
+        name = kernels().instructions
         trial = Trial(shape)
         if not (error := trial.error()) <= TOLERANCE:  # NaN as well
             raise Unavailable(f"the native encoder is wrong on this machine: off by {error:.1e}")
@@ -124,7 +122,7 @@ class Trial:
         Layer by layer, each from what the kernels made of the one before: an activation within
         rounding of zero may fall to either side, and then whole gradients would rightly differ.
         """
-        library, strides = load(), self.shape.strides
+        library, strides = kernels(), self.shape.strides
         maps = library.forward(self.shape, self.observation, self.weights, self.biases, keep=True)
         gradients = library.backward(
             self.shape,

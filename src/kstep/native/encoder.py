@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kstep.errors import KstepError
-from kstep.native.library import Shape, load, plain
+from kstep.native.library import Shape, kernels, plain
 
 
 def usable(observation: Tensor, parameters: Sequence[Tensor]) -> bool:
@@ -53,7 +53,7 @@ class _Features(torch.autograd.Function):
         observation = observation.contiguous()
         frames, height, width, colours = observation.shape[1:]
         shape = Shape(frames, height, width, colours, strides)
-        maps = load().forward(shape, observation, weights, biases, keep=learns)
+        maps = kernels().forward(shape, observation, weights, biases, keep=learns)
         last = maps[-1]
         assert last is not None
         if learns:
@@ -72,7 +72,7 @@ class _Features(torch.autograd.Function):
         observation, *rest = ctx.saved_tensors
         layers = len(ctx.shape.strides)
         gradient = gradients[0].contiguous()
-        weights, biases = load().backward(
+        weights, biases = kernels().backward(
             ctx.shape, gradient, observation, rest[:layers], rest[layers:]
         )
         # Fused Adam walks through weight and gradient side by side: their layouts must agree.

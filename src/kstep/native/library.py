@@ -73,6 +73,10 @@ class Shape:
                 f"the native encoder has 1 to {MOST_LAYERS} layers with strides 1 or 2, not "
                 f"{self.strides}"
             )
+        if min(self.maps()[-1][:2]) < 1:
+            raise Unavailable(
+                f"frames of {self.height}x{self.width} are too small for strides {self.strides}"
+            )
 
     def maps(self) -> list[tuple[int, int, int]]:
         """(H, W, C) after each layer."""
@@ -270,6 +274,14 @@ def load() -> Library:
             "the native encoder was not built: install a C++ compiler and the package again"
         )
     return _load(where)
+
+
+def kernels() -> Library:
+    """Return the library where it has convolutions for this processor, or raise `Unavailable`."""
+    library = load()
+    if not library.instructions:
+        raise Unavailable("the native encoder needs a processor with AVX2 or AVX-512")
+    return library
 
 
 def _pointer(tensor: Tensor | None) -> ctypes.c_void_p:

@@ -278,4 +278,4 @@ def require_native(config: EncoderConfig, frame_shape: tuple[int, ...], stack: i
     if shape is None:
         raise native.Unavailable(native.NOTHING_TO_DO)
     shape.require()
-    native.load()
+    native.kernels()
