@@ -18,6 +18,7 @@ from rich.console import Console
 
 from kstep import envs, train
 from kstep.config import EvaluationConfig, Experiment, resolve
+from kstep.methods import find
 from kstep.run import Run
 from kstep.train import Runtime
 
@@ -54,6 +55,11 @@ def experiment(method: str) -> Experiment:
             "method.encoder.latent_dim=32",
         ],
     )
+    if method == "proto_rl":
+        # With the 16 prototypes of `debug` the loss stays at ln 16, all features alike, for
+        # thousands of updates; with the method's own 512 it leaves that within 300.
+        own = replace(small.method, auxiliary=find(method).auxiliary)
+        small = replace(small, method=own)
     return replace(small, evaluation=EvaluationConfig(every=1_000, episodes=20))
 
 
