@@ -1,0 +1,99 @@
+"""Work in turns, and medians of what it took.
+
+A machine is never quiet for long. Taken one after the other, two things are measured on two
+machines; taken in turns, round after round, both meet the same one, and the ratio of their medians
+means something.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+Work = Callable[[], Mapping[str, float] | None]
+"""May return what it measured inside itself, by name, in seconds (or any other unit)."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Something to be timed."""
+
+    name: str
+    work: Work
+    count: int = 1
+    """How many things one call does; results are per thing."""
+    threads: int | None = None
+    """Of torch and of our kernels; None leaves them."""
+
+
+@dataclass
+class Times:
+    """What every round measured, per thing: milliseconds, and what work measured itself."""
+
+    rounds: dict[str, list[float]] = field(default_factory=dict)
+    inside: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.rounds
+
+    def ms(self, name: str) -> float:
+        """The median."""
+        return statistics.median(self.rounds[name])
+
+    def parts(self, name: str) -> dict[str, float]:
+        """Medians of what this work measured itself."""
+        return {part: statistics.median(found) for part, found in self.inside[name].items()}
+
+    def ratio(self, slow: str, fast: str) -> dict[str, Any]:
+        """How many times as long `slow` takes: of the medians, and the range over rounds."""
+        pairs = zip(self.rounds[slow], self.rounds[fast], strict=True)
+        each = sorted(a / b for a, b in pairs)
+        return {"ratio": self.ms(slow) / self.ms(fast), "rounds": [each[0], each[-1]]}
+
+    def state(self) -> dict[str, Any]:
+        return {
+            name: {"ms": self.ms(name), "rounds": found} for name, found in self.rounds.items()
+        }
+
+
+def interleave(
+    candidates: Iterable[Candidate],
+    rounds: int,
+    *,
+    before: Callable[[int, Candidate], None] = lambda number, candidate: None,
+    now: Callable[[], float] = time.perf_counter,
+) -> Times:
+    """Time every candidate once per round; round 0 warms up and does not count.
+
+    `before` is told what comes next.
+    """
+    # Those with the same number of threads stand together: changing it costs a little each time.
+    ordered = sorted(candidates, key=lambda candidate: -(candidate.threads or 0))
+    times = Times(
+        {candidate.name: [] for candidate in ordered}, {candidate.name: {} for candidate in ordered}
+    )
+    threads = torch.get_num_threads()
+    try:
+        for number in range(rounds + 1):
+            for candidate in ordered:
+                before(number, candidate)
+                wanted = candidate.threads or threads
+                if wanted != torch.get_num_threads():
+                    torch.set_num_threads(wanted)
+                started = now()
+                inside = candidate.work()
+                spent = now() - started
+                if number == 0:
+                    continue
+                times.rounds[candidate.name].append(1000 * spent / candidate.count)
+                for part, value in (inside or {}).items():
+                    found = times.inside[candidate.name].setdefault(part, [])
+                    found.append(value / candidate.count)
+    finally:
+        torch.set_num_threads(threads)
+    return times
