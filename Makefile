@@ -21,8 +21,8 @@ test: $(READY) ## run the tests (a few minutes)
 test-slow: $(READY) ## run the long tests as well: learning, many seeds
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
-bench: $(READY) ## time the native encoder against PyTorch (leave the machine alone meanwhile)
-	$(BIN)/python benchmarks/encoder.py $(ARGS)
+bench: $(READY) ## measure speed and memory, about ten minutes (leave the machine alone meanwhile)
+	$(BIN)/kstep bench $(ARGS)
 
 check: lint types test ## everything a change must pass
 

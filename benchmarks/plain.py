@@ -6,7 +6,7 @@ same batches and weights), written the way research code of this family usually 
 - both stacks of every transition stored, (S*C, H, W) bytes in NumPy arrays;
 - shifting by padding and cropping one image after the other;
 - contiguous NCHW tensors, made float and divided by 255 wherever the encoder is used;
-- an encoder pass for each use: per view, per predicted step, for the actor and again for the critic;
+- an encoder pass for each use: per view, per predicted step, for the actor and for the critic;
 - momentum passes of KSL with a graph that is thrown away, as in the code its authors released;
 - `loss.backward()`, Adam without fused or foreach kernels, moving averages parameter by parameter.
 
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -340,7 +341,7 @@ class Learner:
             q1, q2 = self.critic(obs, batch.action)
             loss = loss + F.mse_loss(q1, target) + F.mse_loss(q2, target)
         self.critic_optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         self.critic_optimizer.step()
         return loss.item()
 
@@ -357,7 +358,7 @@ class Learner:
             loss = loss / self.ksl.k
         for optimizer in self.ksl_optimizers:
             optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         for optimizer in self.ksl_optimizers:
             optimizer.step()
         return loss.item()
@@ -378,7 +379,7 @@ class Learner:
         return loss.item(), alpha_loss.item()
 
 
-def adam(parameters: list[Tensor], rate: float) -> torch.optim.Adam:
+def adam(parameters: Sequence[Tensor], rate: float) -> torch.optim.Adam:
     return torch.optim.Adam(parameters, lr=rate, betas=(0.9, 0.999), foreach=False, fused=False)
 
 

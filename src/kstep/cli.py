@@ -245,6 +245,41 @@ class Doctor:
             sys.exit(1)
 
 
+@dataclass(frozen=True)
+class Bench:
+    """Measure speed and memory in one interleaved run: tables, a JSON file and a figure.
+
+    Leave the machine alone meanwhile; about ten minutes on two cores. Example: kstep bench
+    """
+
+    only: tuple[
+        Literal["methods", "split", "encoder", "plain", "memory", "renderers", "cost"], ...
+    ] = ()
+    """Sections to measure; the default is all of them."""
+    threads: tuple[int, ...] = ()
+    """Numbers of threads; the default is 1 and all cores. The encoder is measured with each, all
+    else with the largest."""
+    rounds: int | None = None
+    """How often everything is measured; what is reported are medians."""
+    backend: Literal["both", "torch", "native"] = "both"
+    """What computes the convolutions."""
+    quick: bool = False
+    """A small size and two rounds: whether it works, not how fast it is."""
+    out: Path | None = None
+    """The JSON file, the figure beside it; default bench.json, with a date where that is taken."""
+
+    def __call__(self) -> None:
+        from rich.console import Console
+
+        from kstep.bench import Options, bench
+
+        console = Console()
+        if not console.is_terminal:
+            console = Console(width=120)  # for files and pipes, whatever the window is
+        options = Options(self.only, self.threads, self.rounds, self.backend, self.quick, self.out)
+        bench(options, console)
+
+
 Verb = (
     Annotated[Train, tyro.conf.subcommand("train")]
     | Annotated[Eval, tyro.conf.subcommand("eval")]
@@ -252,6 +287,7 @@ Verb = (
     | Annotated[Show, tyro.conf.subcommand("show")]
     | Annotated[List, tyro.conf.subcommand("list")]
     | Annotated[Doctor, tyro.conf.subcommand("doctor")]
+    | Annotated[Bench, tyro.conf.subcommand("bench")]
 )
 
 
@@ -260,7 +296,7 @@ def main(arguments: list[str] | None = None) -> None:
     # By default idle OpenMP threads spin for milliseconds, which makes a run many times slower as
     # soon as anything else wants a core. Twenty thousand turns are some 50 us. Read by torch.
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
-    verb: Train | Eval | Film | Show | List | Doctor = tyro.cli(
+    verb: Train | Eval | Film | Show | List | Doctor | Bench = tyro.cli(
         Verb,
         args=arguments,
         prog="kstep",

@@ -15,7 +15,7 @@ LAYERS = [
     {"rl", "auxiliary"},
     {"methods", "batches", "agent", "config"},
     {"episode", "evaluate", "run", "checkpoint", "log", "system", "film", "play", "show"},
-    {"train", "doctor"},
+    {"train", "doctor", "bench"},
     {"cli", "__main__"},
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -187,5 +188,5 @@ def test_trajectories_follow_each_other() -> None:
     stacks, actions = learner.replay.sample_trajectories(50, 3, np.random.default_rng(0))
     assert len(stacks) == 4
     assert actions.shape == (50, 3, agent.spec.action_dim)
-    for before, after in zip(stacks[:-1], stacks[1:], strict=True):
+    for before, after in pairwise(stacks):
         assert np.array_equal(before[:, 3:], after[:, :-3])

@@ -1,4 +1,4 @@
-"""The encoder alone, by PyTorch and by our kernels; and the matrix product both are held against."""
+"""The encoder alone, by PyTorch and by our kernels; the matrix product both are held against."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from kstep import envs
-from kstep.bench.sizes import Size
+from kstep.bench.sizes import TASK, Size
 from kstep.bench.timing import Candidate
 from kstep.envs import ControlEnv, EnvConfig
 from kstep.types import KstepError
@@ -23,6 +23,11 @@ def names() -> tuple[str, ...]:
     """What `EnvConfig.renderer` may be, if it is there."""
     annotation = typing.get_type_hints(EnvConfig).get("renderer")
     return typing.get_args(annotation) or (ONLY,)
+
+
+def usual() -> str:
+    """What a run uses unless told otherwise."""
+    return str(getattr(EnvConfig(TASK), "renderer", ONLY))
 
 
 def configured(size: Size, name: str) -> EnvConfig:

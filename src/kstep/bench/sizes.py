@@ -7,9 +7,7 @@ from typing import Literal, TypeAlias, get_args
 
 from kstep.config import Experiment, resolve
 
-Section: TypeAlias = Literal[
-    "methods", "split", "encoder", "plain", "memory", "renderers", "cost"
-]
+Section: TypeAlias = Literal["methods", "split", "encoder", "plain", "memory", "renderers", "cost"]
 SECTIONS: tuple[Section, ...] = get_args(Section)
 
 TASK = "cartpole_swingup"

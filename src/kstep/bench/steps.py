@@ -49,9 +49,7 @@ KSL = Reading("ksl", "ksl", paper="ksl")
 RELEASED = Reading("ksl-released", "ksl-released", paper="ksl")
 SAC_PIXEL = Reading("sac_pixel", "sac_pixel", paper="sac_pixel")
 ALIGNED = Reading("ksl aligned", "ksl", ("method.learning.aligned=true",))
-JOINT = Reading(
-    "ksl aligned, joint", "ksl", (*ALIGNED.overrides, "method.learning.joint=true")
-)
+JOINT = Reading("ksl aligned, joint", "ksl", (*ALIGNED.overrides, "method.learning.joint=true"))
 COMPACT = Reading("ksl compact", "ksl", ("method.encoder.strides=[2,2,1,1]",))
 
 

@@ -56,9 +56,7 @@ class Times:
         return {"ratio": self.ms(slow) / self.ms(fast), "rounds": [each[0], each[-1]]}
 
     def state(self) -> dict[str, Any]:
-        return {
-            name: {"ms": self.ms(name), "rounds": found} for name, found in self.rounds.items()
-        }
+        return {name: {"ms": self.ms(name), "rounds": found} for name, found in self.rounds.items()}
 
 
 def interleave(

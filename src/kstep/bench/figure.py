@@ -1,0 +1,110 @@
+"""Results as a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from kstep.bench.parts import PARTS
+
+COLOURS = {"torch": "#2c6fbb", "native": "#c0392b"}
+PART_COLOURS = ("#7f8c8d", "#bdc3c7", "#2c6fbb", "#e67e22", "#8e44ad", "#27ae60")
+
+
+def draw(document: dict[str, Any], path: Path) -> bool:
+    """Write what was measured of: methods, the split, rates of convolution, growth.
+
+    Returns whether there was any of it.
+    """
+    panels = [
+        (section, panel)
+        for section, panel in (
+            ("methods", _methods),
+            ("split", _split),
+            ("convolutions", _convolutions),
+            ("cost", _cost),
+        )
+        if document.get(section)
+    ]
+    if not panels:
+        return False
+    rows = (len(panels) + 1) // 2
+    figure = Figure(figsize=(12, 4.5 * rows), layout="constrained")
+    FigureCanvasAgg(figure)
+    for number, (section, panel) in enumerate(panels, start=1):
+        axes = figure.add_subplot(rows, 2, number)
+        panel(axes, document[section])
+        axes.spines[["top", "right"]].set_visible(False)
+    machine, threads = document["system"]["processor"], max(document["threads"])
+    figure.suptitle(f"{machine}, {threads} threads, {document['size']} size", fontsize=10)
+    figure.savefig(path, dpi=120)
+    return True
+
+
+def _methods(axes: Axes, rows: list[dict[str, Any]]) -> None:
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    backends = list(dict.fromkeys(row["backend"] for row in rows))
+    width = 0.8 / len(backends)
+    for i, backend in enumerate(backends):
+        values = [row["normalized"] for row in rows if row["backend"] == backend]
+        places = [place + i * width for place in range(len(methods))]
+        axes.bar(places, values, width, color=COLOURS[backend], label=backend)
+    paper = {row["method"]: row["paper"] for row in rows if row["paper"] is not None}
+    middle = 0.4 - width / 2
+    axes.plot(
+        [methods.index(method) + middle for method in paper],
+        list(paper.values()),
+        "_",
+        color="black",
+        markersize=16,
+        label="paper",
+    )
+    axes.set_xticks([place + middle for place in range(len(methods))], methods, rotation=60)
+    axes.set_ylabel("learning step, over sac_pixel's")
+    axes.legend(frameon=False)
+
+
+def _split(axes: Axes, split: dict[str, Any]) -> None:
+    backends = [name for name in split if name in COLOURS]
+    left = [0.0] * len(backends)
+    for part, colour in zip(PARTS, PART_COLOURS, strict=True):
+        values = [split[backend]["ms"][part] for backend in backends]
+        axes.barh(backends, values, left=left, color=colour, label=part)
+        left = [a + b for a, b in zip(left, values, strict=True)]
+    axes.set_xlabel("a learning step of ksl, ms")
+    axes.legend(frameon=False, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+
+
+def _convolutions(axes: Axes, found: dict[str, Any]) -> None:
+    ways = ("forward", "backward", "all")
+    width = 0.8 / len(found["backends"])
+    for i, (backend, row) in enumerate(found["backends"].items()):
+        values = [row["gflops"][way] for way in ways]
+        places = [place + i * width for place in range(len(ways))]
+        axes.bar(places, values, width, color=COLOURS[backend], label=backend)
+    axes.axhline(found["product_gflops"], color="black", linestyle="--", label="matrix product")
+    axes.set_xticks([place + 0.4 - width / 2 for place in range(len(ways))], ways)
+    axes.set_ylabel("convolutions of a ksl step, GFLOP/s")
+    axes.legend(frameon=False)
+
+
+def _cost(axes: Axes, cost: dict[str, Any]) -> None:
+    for what, marker in (("k", "o"), ("batch", "s")):
+        if what in cost:
+            values = list(cost[what]["ms"])
+            first = float(values[-1])
+            axes.plot(
+                [float(value) / first for value in values],
+                list(cost[what]["ms"].values()),
+                f"{marker}-",
+                label=f"{what} = {', '.join(map(str, values))}",
+            )
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("k or batch, over the largest")
+    axes.set_ylabel(f"a learning step of ksl, ms ({cost['backend']})")
+    axes.legend(frameon=False)
