@@ -63,7 +63,9 @@ def _methods(axes: Axes, rows: list[dict[str, Any]]) -> None:
         markersize=16,
         label="paper",
     )
-    axes.set_xticks([place + middle for place in range(len(methods))], methods, rotation=60)
+    axes.set_xticks(
+        [place + middle for place in range(len(methods))], methods, rotation=60, ha="right"
+    )
     axes.set_ylabel("learning step, over sac_pixel's")
     axes.legend(frameon=False)
 
@@ -89,7 +91,7 @@ def _convolutions(axes: Axes, found: dict[str, Any]) -> None:
     axes.axhline(found["product_gflops"], color="black", linestyle="--", label="matrix product")
     axes.set_xticks([place + 0.4 - width / 2 for place in range(len(ways))], ways)
     axes.set_ylabel("convolutions of a ksl step, GFLOP/s")
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0))
 
 
 def _cost(axes: Axes, cost: dict[str, Any]) -> None:
