@@ -16,6 +16,8 @@ LAYERS = [
     {"methods", "batches", "agent", "config"},
     {"episode", "evaluate", "run", "checkpoint", "log", "system", "film", "play", "show"},
     {"train", "doctor"},
+    {"sweep"},
+    {"report"},
     {"cli", "__main__"},
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
