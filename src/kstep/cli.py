@@ -206,12 +206,12 @@ class Show:
 
 @dataclass(frozen=True)
 class List:
-    """List methods, tasks or presets.
+    """List methods, tasks, presets or experiments.
 
     Example: kstep list methods
     """
 
-    what: Positional[Literal["methods", "tasks", "presets"]] = "methods"
+    what: Positional[Literal["methods", "tasks", "presets", "experiments"]] = "methods"
 
     def __call__(self) -> None:
         from kstep import config, methods
@@ -223,6 +223,11 @@ class List:
         elif self.what == "presets":
             for name, preset in config.PRESETS.items():
                 print(f"{name:14} {preset.__doc__}")
+        elif self.what == "experiments":
+            from kstep.sweep import plan
+
+            for name in plan.shipped():
+                print(f"{name:16} {plan.read(name).title}")
         else:
             for name in tasks.names():
                 print(f"{name:28} action repeat {tasks.parse(name).action_repeat}")
@@ -245,6 +250,132 @@ class Doctor:
             sys.exit(1)
 
 
+@dataclass(frozen=True)
+class Sweep:
+    """Carry out one of the paper's experiments, or your own. The same command again goes on.
+
+    Example: kstep sweep main --scale cpu --tasks cartpole_swingup --seeds 1-3 --plan
+    """
+
+    experiment: Positional[str]
+    """An experiment (kstep list experiments) or a .toml file of the same form."""
+    scale: str = "paper"
+    """paper: the paper's size. cpu: compact encoder, fewer seeds. debug: the whole in minutes."""
+    tasks: tuple[str, ...] = ()
+    """Only these tasks, or others than the experiment's."""
+    methods: tuple[str, ...] = ()
+    """Only these of the experiment's methods."""
+    seeds: str = ""
+    """Only these seeds, such as 1-3 or 1,2,7."""
+    plan: bool = False
+    """Show the grid, what is done, what is missing and what it will take; start nothing."""
+    engine: Literal["local", "ray", "slurm"] = "local"
+    """This machine; a Ray cluster (extra ray); Slurm (extra slurm)."""
+    runs: Path = Path("runs")
+    """Where run folders are kept; for ray and slurm a place that every node sees."""
+    workers: int | None = None
+    """Runs at once on this machine; the default follows from cores and memory."""
+    threads: int | None = None
+    """Processor threads per run; the default divides the cores among the runs."""
+    device: str = "cpu"
+    """cpu, cuda or mps."""
+    retries: int = 1
+    """How often a run that died is tried again, from its checkpoint."""
+    checkpoint_minutes: float = 5.0
+    """Minutes between checkpoints: what a lost node costs."""
+    address: str = "auto"
+    """Of the Ray cluster."""
+    partition: str | None = None
+    """Of Slurm."""
+    hours: float = 24.0
+    """Time limit of one Slurm job; a run that needs longer is submitted again and goes on."""
+
+    def __call__(self) -> None:
+        from dataclasses import replace
+
+        from rich.console import Console
+
+        from kstep.sweep import engines, plan, watch
+
+        console = Console(soft_wrap=True)
+        sweep = plan.read(self.experiment, self.scale)
+        seeds = plan.numbers(self.seeds) if self.seeds else ()
+        specs = plan.plan(sweep, self.runs, tasks=self.tasks, methods=self.methods, seeds=seeds)
+        cores = len(os.sched_getaffinity(0))
+        statuses = [plan.status(spec) for spec in specs]
+        watch.show_plan(sweep, specs, statuses, console, cores)
+        if self.plan:
+            return
+        here = self.engine == "local"
+        workers, slot = engines.divide(
+            specs,
+            workers=self.workers,
+            threads=self.threads if here else self.threads or 1,
+            device=self.device,
+            alone=sweep.alone,
+            memory_gb=None if here else float("inf"),
+        )
+        slot = replace(slot, checkpoint_minutes=self.checkpoint_minutes)
+        chosen: engines.Engine
+        if self.engine == "ray":
+            chosen = engines.Ray(self.address)
+        elif self.engine == "slurm":
+            chosen = engines.Slurm(self.partition, int(60 * self.hours))
+        else:
+            chosen = engines.Local(workers)
+            console.print(f"{workers} runs at once, {slot.threads} threads each", highlight=False)
+        try:
+            outcomes = watch.conduct(chosen, specs, slot, self.retries, console)
+        except KeyboardInterrupt:
+            console.print("stopped; every run wrote a checkpoint. The same command goes on.")
+            sys.exit(130)
+        if not watch.summary(outcomes, console):
+            sys.exit(1)
+
+
+@dataclass(frozen=True)
+class Collect:
+    """Gather every evaluation below a folder into one Parquet table. Repeating it is harmless.
+
+    Example: kstep collect runs --output results.parquet
+    """
+
+    runs: Positional[Path] = Path("runs")
+    """A folder with run folders somewhere below it."""
+    output: Path = Path("results.parquet")
+    """The table; rows of runs that are not below the folder stay in it."""
+
+    def __call__(self) -> None:
+        from rich.console import Console
+
+        from kstep.sweep import store
+
+        gathered = store.collect(self.runs, self.output)
+        Console(soft_wrap=True).print(str(gathered), highlight=False)
+
+
+@dataclass(frozen=True)
+class Import:
+    """Put other people's results, as CSV, into the table beside ours (form: docs/scale.md).
+
+    Example: kstep import drq_authors.csv --source "DrQ, authors' data"
+    """
+
+    file: Positional[Path]
+    """CSV with the columns method, task, seed, env_steps, return and perhaps others."""
+    source: str
+    """Where the numbers come from; shown with them. Importing a source again replaces it."""
+    output: Path = Path("results.parquet")
+
+    def __call__(self) -> None:
+        from rich.console import Console
+
+        from kstep.sweep import store
+
+        gathered = store.import_csv(self.file, self.source, self.output)
+        Console(soft_wrap=True).print(str(gathered), highlight=False)
+
+
 Verb = (
     Annotated[Train, tyro.conf.subcommand("train")]
     | Annotated[Eval, tyro.conf.subcommand("eval")]
@@ -252,6 +383,9 @@ Verb = (
     | Annotated[Show, tyro.conf.subcommand("show")]
     | Annotated[List, tyro.conf.subcommand("list")]
     | Annotated[Doctor, tyro.conf.subcommand("doctor")]
+    | Annotated[Sweep, tyro.conf.subcommand("sweep")]
+    | Annotated[Collect, tyro.conf.subcommand("collect")]
+    | Annotated[Import, tyro.conf.subcommand("import")]
 )
 
 
@@ -260,7 +394,7 @@ def main(arguments: list[str] | None = None) -> None:
     # By default idle OpenMP threads spin for milliseconds, which makes a run many times slower as
     # soon as anything else wants a core. Twenty thousand turns are some 50 us. Read by torch.
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
-    verb: Train | Eval | Film | Show | List | Doctor = tyro.cli(
+    verb: Train | Eval | Film | Show | List | Doctor | Sweep | Collect | Import = tyro.cli(
         Verb,
         args=arguments,
         prog="kstep",

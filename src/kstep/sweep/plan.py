@@ -1,9 +1,9 @@
 """What a sweep consists of: experiments as data, runs to do, what each has reached, what it costs.
 
-In: the name of an experiment (a TOML file, ours or the user's), a scale, perhaps fewer tasks, methods
-or seeds. Out: one `RunSpec` per run, its folder and digest, and its `Status` as the folder tells it.
-Run folders are the only truth: nothing here keeps a record of its own, so a sweep can be stopped,
-moved, or carried on by another engine. All of it is linear in the number of runs.
+In: the name of an experiment (a TOML file, ours or the user's), a scale, perhaps fewer tasks,
+methods or seeds. Out: one `RunSpec` per run with its folder and digest, and its `Status` as the
+folder tells it. Run folders are the only truth: nothing here keeps a record of its own, so a sweep
+can be stopped, moved, or carried on by another engine. All of it is linear in the number of runs.
 """
 
 from __future__ import annotations
@@ -207,6 +207,11 @@ def is_locked(folder: Path) -> bool:
     except BlockingIOError:
         return True
     return False
+
+
+def checkpointed(spec: RunSpec) -> int:
+    """Return the decisions of the newest checkpoint; 0 without one."""
+    return max(_newest_checkpoint(spec.folder), 0)
 
 
 def last_problem(spec: RunSpec) -> str:
