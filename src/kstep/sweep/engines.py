@@ -82,8 +82,6 @@ Events: TypeAlias = Generator[tuple[RunSpec, Outcome] | None, None, None]
 class Engine(Protocol):
     """Carries out runs. Ending the iteration early stops them, each with a checkpoint."""
 
-    name: str
-
     def run(self, specs: Sequence[RunSpec], slot: Slot, retries: int) -> Events:
         """Yield each run's outcome as it comes, and None about once a second meanwhile."""
         ...
@@ -244,7 +242,6 @@ class Local:
     """A queue of processes on this machine."""
 
     workers: int = 1
-    name: str = "local"
 
     def run(self, specs: Sequence[RunSpec], slot: Slot, retries: int) -> Events:
         stopping = threading.Event()
@@ -276,7 +273,6 @@ class Ray:
     node_deaths: int = 5
     """How often Ray starts a run again when its worker or node dies; it goes on from the
     checkpoint."""
-    name: str = "ray"
 
     def run(self, specs: Sequence[RunSpec], slot: Slot, retries: int) -> Events:
         ray = _import("ray")
@@ -331,7 +327,6 @@ class Slurm:
     at_once: int = 100
     cluster: str | None = None
     """`local` runs the jobs here, as a rehearsal."""
-    name: str = "slurm"
 
     def run(self, specs: Sequence[RunSpec], slot: Slot, retries: int) -> Events:
         submitit = _import("submitit")
