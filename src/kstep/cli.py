@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -376,6 +377,48 @@ class Import:
         Console(soft_wrap=True).print(str(gathered), highlight=False)
 
 
+@dataclass(frozen=True)
+class Compare:
+    """Compare methods at an experiment's marks: per task, in the aggregate, beside the paper.
+
+    Example: kstep compare main --scale cpu --table results.parquet --paper
+    """
+
+    experiment: Positional[str]
+    """An experiment (kstep list experiments) or a .toml file of the same form."""
+    scale: str = "paper"
+    """Whose preset and marks to take."""
+    table: Path = Path("results.parquet")
+    """Made by kstep collect."""
+    tasks: tuple[str, ...] = ()
+    """Only these tasks."""
+    paper: bool = False
+    """Put the paper's numbers beside ours: inside, above or below (Welch, p = 0.05)."""
+    seed: int = 0
+    """Of the bootstrap."""
+    repetitions: int = 2_000
+    """Of the bootstrap; 50,000 for publication."""
+
+    def __call__(self) -> None:
+        from rich.console import Console
+
+        from kstep.report import compare
+        from kstep.sweep import plan, store
+
+        sweep = plan.read(self.experiment, self.scale)
+        frame = store.read(self.table)
+        ours = frame["source"] == store.OURS
+        frame = frame.filter(~ours | (frame["preset"] == sweep.preset))
+        console = Console(soft_wrap=True)
+        for mark in sweep.marks:
+            console.print(f"\n[bold]{mark:,} env steps[/], preset {sweep.preset}", highlight=False)
+            scores = compare.gather(frame, mark, self.tasks)
+            console.print(compare.per_task(scores))
+            console.print(compare.aggregates(scores, seed=self.seed, repetitions=self.repetitions))
+            if self.paper:
+                console.print(compare.beside_paper(scores, sweep.paper, mark))
+
+
 Verb = (
     Annotated[Train, tyro.conf.subcommand("train")]
     | Annotated[Eval, tyro.conf.subcommand("eval")]
@@ -386,6 +429,7 @@ Verb = (
     | Annotated[Sweep, tyro.conf.subcommand("sweep")]
     | Annotated[Collect, tyro.conf.subcommand("collect")]
     | Annotated[Import, tyro.conf.subcommand("import")]
+    | Annotated[Compare, tyro.conf.subcommand("compare")]
 )
 
 
@@ -394,7 +438,7 @@ def main(arguments: list[str] | None = None) -> None:
     # By default idle OpenMP threads spin for milliseconds, which makes a run many times slower as
     # soon as anything else wants a core. Twenty thousand turns are some 50 us. Read by torch.
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
-    verb: Train | Eval | Film | Show | List | Doctor | Sweep | Collect | Import = tyro.cli(
+    verb: Callable[[], None] = tyro.cli(
         Verb,
         args=arguments,
         prog="kstep",

@@ -15,7 +15,7 @@ import pytest
 from kstep.cli import main
 from kstep.methods import METHODS
 
-VERBS = ("train", "eval", "film", "show", "list", "doctor", "sweep", "collect", "import")
+VERBS = ("train", "eval", "film", "show", "list", "doctor", "sweep", "collect", "import", "compare")
 
 
 def kstep(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
