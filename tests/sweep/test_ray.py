@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,15 +16,16 @@ from typing import Any
 import psutil
 import pytest
 
-from kstep.sweep.engines import Local, Outcome, Ray
-from kstep.sweep.plan import RunSpec, is_locked
+import kstep
+from kstep.sweep.engines import Local
+from kstep.sweep.plan import RunSpec, is_locked, status
 from tests.sweep.test_engines import OFTEN, results, specs_in, wait_until
 
 ray = pytest.importorskip("ray")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-STORE = 80_000_000
+NODE = {"num_cpus": 1, "object_store_memory": 80_000_000, "node_ip_address": "127.0.0.1"}
 
 
 @pytest.fixture
@@ -31,19 +33,14 @@ def cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(Path(kstep.__file__).parents[1]))
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    head = {"num_cpus": 1, "object_store_memory": STORE, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args={**head, "node_ip_address": "127.0.0.1"})
+    cluster = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
     try:
         yield cluster
     finally:
-        ray.shutdown()
         cluster.shutdown()
-
-
-def second_node(cluster: Any) -> Any:
-    return cluster.add_node(num_cpus=1, object_store_memory=STORE, node_ip_address="127.0.0.1")
 
 
 def train_process(spec: RunSpec) -> psutil.Process:
@@ -53,37 +50,34 @@ def train_process(spec: RunSpec) -> psutil.Process:
     return psutil.Process(int(lock.read_text()))
 
 
+def sweep(folder: Path, address: str) -> subprocess.Popen[str]:
+    """Start the sweep as a user would."""
+    command = [sys.executable, "-m", "kstep", "sweep", str(folder / "tiny.toml")]
+    command += ["--scale", "debug", "--runs", str(folder / "runs"), "--threads", "1"]
+    command += ["--engine", "ray", "--address", address]
+    command += ["--checkpoint-minutes", str(OFTEN.checkpoint_minutes)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
 def test_the_same_tables_as_local_though_a_worker_and_a_node_die(
     cluster: Any, tmp_path: Path
 ) -> None:
-    node = second_node(cluster)
+    node = cluster.add_node(**NODE)
     for name in ("local", "ray"):
         (tmp_path / name).mkdir()
-    calm = specs_in(tmp_path / "local", "sac_state", "sac_pixel", seeds=2, env_steps=400)
-    wild = specs_in(tmp_path / "ray", "sac_state", "sac_pixel", seeds=2, env_steps=400)
-    assert all(e[1].result == "done" for e in Local(2).run(calm, OFTEN, 1) if e)
-
-    killed: list[str] = []
-
-    def disturb() -> None:
-        worker = train_process(wild[0]).parent()
-        assert worker is not None
-        os.kill(worker.pid, signal.SIGKILL)
-        killed.append("worker")
-        train_process(wild[1])
-        cluster.remove_node(node, allow_graceful=False)
-        killed.append("node")
-
-    disturber = threading.Thread(target=disturb)
-    disturber.start()
-    outcomes: dict[RunSpec, Outcome] = {}
-    for event in Ray(cluster.address).run(wild, OFTEN, 1):
-        if event is not None:
-            assert event[0] not in outcomes  # none twice
-            outcomes[event[0]] = event[1]
-    disturber.join()
-    assert killed == ["worker", "node"]
-    assert {outcome.result for outcome in outcomes.values()} == {"done"}, outcomes
-    assert set(outcomes) == set(wild)
+    wild = specs_in(tmp_path / "ray", "sac_state", seeds=3, env_steps=300)
+    process = sweep(tmp_path / "ray", cluster.address)
+    worker = train_process(wild[0]).parent()
+    assert worker is not None
+    assert "ray::" in " ".join(worker.cmdline())
+    os.kill(worker.pid, signal.SIGKILL)
+    train_process(wild[1])
+    cluster.remove_node(node, allow_graceful=False)
+    out, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, out
+    assert "sweep ended: 3 done" in out
+    assert {status(spec).state for spec in wild} == {"done"}
+    calm = specs_in(tmp_path / "local", "sac_state", seeds=3, env_steps=300)
+    assert all(event[1].result == "done" for event in Local(2).run(calm, OFTEN, 1) if event)
     for ours, theirs in zip(calm, wild, strict=True):
         assert results(ours) == results(theirs)
