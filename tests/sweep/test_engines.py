@@ -61,6 +61,8 @@ def test_cores_and_memory_are_divided() -> None:
     assert (workers, slot.threads) == (1, 8)
     workers, slot = divide(main_sweep, cores=8, memory_gb=64, threads=3)
     assert (workers, slot.threads, slot.overlap) == (2, 3, "auto")
+    workers, slot = divide(main_sweep, cores=2, memory_gb=float("inf"), threads=1)
+    assert (workers, slot.threads) == (2, 1)  # a cluster's memory is for the cluster to count
     with pytest.raises(KstepError, match="needs about"):
         divide(main_sweep, cores=8, memory_gb=2)
 

@@ -221,7 +221,8 @@ def divide(
     cores = cores or len(os.sched_getaffinity(0))
     needed = max((plan.memory_gb(spec) for spec in specs), default=1.0)
     room = memory_gb if memory_gb is not None else psutil.virtual_memory().available / 1e9
-    fits = int(0.9 * room / needed)
+    runs = max(len(specs), 1)
+    fits = int(min(0.9 * room / needed, runs))
     if fits < 1:
         raise KstepError(
             f"a run needs about {needed:.1f} GB of memory and {room:.1f} GB are free; "
@@ -229,10 +230,9 @@ def divide(
         )
     if alone:
         workers = 1
-    runs = max(len(specs), 1)
-    threads = threads or max(1, cores // min(workers or cores, runs, fits))
+    threads = threads or max(1, cores // min(workers or cores, fits))
     # With --threads more than the cores, one run at a time still goes.
-    workers = workers or max(1, min(runs, cores // threads, fits))
+    workers = workers or max(1, min(cores // threads, fits))
     overlap: Literal["auto", "off"] = "auto" if workers * threads < cores else "off"
     return workers, Slot(threads, needed, device, overlap)
 
