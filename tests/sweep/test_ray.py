@@ -25,7 +25,7 @@ ray = pytest.importorskip("ray")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-NODE = {"num_cpus": 1, "object_store_memory": 80_000_000, "node_ip_address": "127.0.0.1"}
+NODE = {"num_cpus": 1, "object_store_memory": 80_000_000}
 
 
 @pytest.fixture
@@ -43,10 +43,16 @@ def cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
         cluster.shutdown()
 
 
-def train_process(spec: RunSpec) -> psutil.Process:
-    """Wait until a run is written and return the process that does it."""
+def train_process(spec: RunSpec, sweeping: subprocess.Popen[str]) -> psutil.Process:
+    """Wait until a run has a checkpoint and is written; return the process that does it."""
     lock = spec.folder / "lock"
-    wait_until(lambda: lock.exists() and lock.read_text() and is_locked(spec.folder), 300)
+
+    def writes() -> bool:
+        assert sweeping.poll() is None, sweeping.communicate()[0]
+        saved = any(spec.folder.glob("checkpoints/0*"))
+        return saved and bool(lock.read_text()) and is_locked(spec.folder)
+
+    wait_until(writes, 300)
     return psutil.Process(int(lock.read_text()))
 
 
@@ -67,11 +73,11 @@ def test_the_same_tables_as_local_though_a_worker_and_a_node_die(
         (tmp_path / name).mkdir()
     wild = specs_in(tmp_path / "ray", "sac_state", seeds=3, env_steps=300)
     process = sweep(tmp_path / "ray", cluster.address)
-    worker = train_process(wild[0]).parent()
+    worker = train_process(wild[0], process).parent()
     assert worker is not None
     assert "ray::" in " ".join(worker.cmdline())
     os.kill(worker.pid, signal.SIGKILL)
-    train_process(wild[1])
+    train_process(wild[1], process)
     cluster.remove_node(node, allow_graceful=False)
     out, _ = process.communicate(timeout=600)
     assert process.returncode == 0, out
