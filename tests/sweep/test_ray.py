@@ -1,4 +1,4 @@
-"""Ray: a real cluster of two nodes on loopback; the same results as local, also when it dies.
+"""Ray: a real cluster of two node processes; the same results as local, also when they die.
 
 Needs the extra `ray`; every process of the cluster is started and ended here.
 """
@@ -83,6 +83,7 @@ def test_the_same_tables_as_local_though_a_worker_and_a_node_die(
     assert process.returncode == 0, out
     assert "sweep ended: 3 done" in out
     assert {status(spec).state for spec in wild} == {"done"}
+    assert "going on at" in wild[0].log.read_text()
     calm = specs_in(tmp_path / "local", "sac_state", seeds=3, env_steps=300)
     assert all(event[1].result == "done" for event in Local(2).run(calm, OFTEN, 1) if event)
     for ours, theirs in zip(calm, wild, strict=True):
