@@ -417,6 +417,9 @@ class Compare:
             console.print(compare.aggregates(scores, seed=self.seed, repetitions=self.repetitions))
             if self.paper:
                 console.print(compare.beside_paper(scores, sweep.paper, mark))
+        if self.paper:
+            console.print("\n[bold]along the paper's curves[/], marks where ours is")
+            console.print(compare.along_curves(frame, self.tasks))
 
 
 Verb = (

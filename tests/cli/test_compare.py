@@ -49,6 +49,9 @@ def test_compare_shows_cells_aggregates_and_the_paper(
     assert "**, Holm" in out
     assert "10 of 10" in out  # the weak method's seeds all failed
     beside = out[out.index("the paper") :]
+    beside, _, along = beside.partition("along the paper's curves")
+    assert ["walker_walk", "ksl", "1", "0", "0", "0"] in [x.split() for x in along.splitlines()]
+    assert ["walker_walk", "drq", "0", "0", "1", "0"] in [x.split() for x in along.splitlines()]
     words = {tuple(line.split()[:2]): line.split()[-1] for line in beside.splitlines()[1:] if line}
     assert words[("walker_walk", "ksl")] == "inside"
     assert words[("walker_walk", "drq")] == "below"

@@ -184,3 +184,12 @@ def test_a_place_beside_the_paper() -> None:
     assert paper.place(Summary(990.0, 5.0, 5), theirs) == "above"
     with pytest.raises(KstepError, match="has no table"):
         paper.cells("main", 7)
+
+
+def test_the_papers_curves_pass_through_its_table() -> None:
+    curves = paper.curves()
+    assert len(curves) == 6 * 5
+    for mark in paper.MARKS:
+        for (task, method), curve in curves.items():
+            printed = paper.cells("main", mark)[task][method]
+            assert curve[mark].mean == pytest.approx(printed.mean, abs=25), (task, method, mark)

@@ -29,7 +29,9 @@ FAILED = 0.1
 """A seed whose normalized score stays below counts as failed."""
 
 
-def gather(frame: pl.DataFrame, mark: int, tasks: Sequence[str] = ()) -> Scores:
+def gather(
+    frame: pl.DataFrame, mark: int, tasks: Sequence[str] = (), *, required: bool = True
+) -> Scores:
     """Return one score per seed at a mark. Two settings under one name are refused."""
     found: dict[str, dict[str, dict[int, float]]] = {}
     settings: dict[tuple[str, str], str] = {}
@@ -44,7 +46,7 @@ def gather(frame: pl.DataFrame, mark: int, tasks: Sequence[str] = ()) -> Scores:
                 "compared into a table of their own"
             )
         found.setdefault(task, {}).setdefault(name, {})[row["seed"]] = row["score"]
-    if not found:
+    if not found and required:
         marks = sorted(set(frame["mark"].to_list()))
         raise KstepError(f"nothing was evaluated at {mark:,} env steps; there is {marks[-8:]}")
     return found
@@ -125,6 +127,31 @@ def beside_paper(scores: Scores, table: str, mark: int) -> Table:
             few = ours.n < statistics.FEWEST_SEEDS
             word = "too few seeds to say" if few else paper.place(ours, cell)
             shown.add_row(task, name, show(ours), show(cell), word)
+    return shown
+
+
+def along_curves(frame: pl.DataFrame, tasks: Sequence[str] = ()) -> Table:
+    """Return, per curve that both have, at how many marks ours is inside, above or below."""
+    found: dict[tuple[str, str], dict[int, list[float]]] = {}
+    for mark in sorted(set(frame["mark"].to_list())):
+        for task, row in gather(frame, mark, tasks, required=False).items():
+            for name, seeds in row.items():
+                found.setdefault((task, name), {})[mark] = list(seeds.values())
+    shown = Table(
+        "task", "method", "inside", "above", "below", "marks with too few seeds", box=None
+    )
+    for (task, name), curve in found.items():
+        theirs = paper.curves().get((task, name), {})
+        words = [
+            "few"
+            if len(curve[mark]) < statistics.FEWEST_SEEDS
+            else paper.place(summarize(curve[mark]), theirs[mark])
+            for mark in curve
+            if mark > 0 and mark in theirs
+        ]
+        if words:
+            counts = [str(words.count(word)) for word in ("inside", "above", "below", "few")]
+            shown.add_row(task, name, *counts)
     return shown
 
 

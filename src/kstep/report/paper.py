@@ -6,6 +6,7 @@ as its printed means and deviations give them, and a word for where a result of 
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -87,6 +88,32 @@ def cells(table: str, mark: int) -> dict[str, dict[str, Summary]]:
         }
         for task, row in data[MARKS[mark]].items()
     }
+
+
+CURVE_TASKS: Mapping[str, str] = MappingProxyType(
+    {
+        "Finger, Spin": "finger_spin",
+        "Cartpole, Swingup": "cartpole_swingup",
+        "Reacher, Easy": "reacher_easy",
+        "Cheetah, Run": "cheetah_run",
+        "Walker, Walk": "walker_walk",
+        "Ball in Cup, Catch": "ball_in_cup_catch",
+    }
+)
+"""The names in the paper's figures, and ours."""
+
+
+@cache
+def curves() -> dict[tuple[str, str], dict[int, Summary]]:
+    """Return the paper's main curves as (task, method) -> env_steps -> summary."""
+    text = files("kstep").joinpath("data/ksl_paper_curves.csv").read_text()
+    seeds = _data()["main"]["seeds"]
+    found: dict[tuple[str, str], dict[int, Summary]] = {}
+    for row in csv.DictReader(text.splitlines()):
+        key = (CURVE_TASKS[row["task"]], row["method"].lower().replace("-", "_"))
+        cell = Summary(float(row["mean"]), float(row["std"]), seeds)
+        found.setdefault(key, {})[int(row["env_steps"])] = cell
+    return found
 
 
 @dataclass(frozen=True)
