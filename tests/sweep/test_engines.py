@@ -141,7 +141,8 @@ def test_stopping_writes_a_checkpoint_and_nothing_outlives_its_starter(tmp_path:
     starter.stdin.close()
     lock = spec.folder / "lock"
     wait_until(lambda: lock.exists() and lock.read_text() and is_locked(spec.folder))
-    wait_until(lambda: (spec.folder / "evaluations.jsonl").exists())
+    evaluations = spec.folder / "evaluations.jsonl"
+    wait_until(lambda: evaluations.exists() and evaluations.stat().st_size > 0)
     assert status(spec).state == "running"
     process = psutil.Process(int(lock.read_text()))
     # A second writer is kept out and does not count as a failure.
