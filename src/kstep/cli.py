@@ -252,6 +252,47 @@ class Doctor:
 
 
 @dataclass(frozen=True)
+class Selfcheck:
+    """Check that this installation learns: a short run whose result is known beforehand.
+
+    Ten to twenty minutes on two cores, on rendered images. Example: kstep selfcheck --quick
+    """
+
+    quick: bool = False
+    """A minute or so on the toy task, without MuJoCo and rendering."""
+    seed: int = 1
+    """Another seed is another run; the expected band is the same."""
+    runs: Path = Path("runs")
+    """The run is kept below this folder; interrupted, the same command goes on."""
+    device: str = "cpu"
+    """cpu, cuda or mps."""
+    threads: int | None = None
+    """Processor threads; the default uses all cores."""
+
+    def __call__(self) -> None:
+        from rich.console import Console
+
+        from kstep import selfcheck, system
+        from kstep.train import Runtime, Stopped
+
+        if self.threads is not None and self.threads < 1:
+            raise KstepError(f"--threads must be at least 1, not {self.threads}")
+        system.keep_freed_memory()
+        system.device(self.device)
+        check = selfcheck.quick(self.seed) if self.quick else selfcheck.swingup(self.seed)
+        folder = self.runs / "selfcheck" / check.experiment.env.task / f"seed{self.seed}"
+        runtime = Runtime(self.device, self.threads)
+        console = Console(soft_wrap=True)
+        try:
+            place = selfcheck.selfcheck(check, folder, runtime, console)
+        except Stopped as stopped:
+            console.print(f"{stopped}. The same command goes on from there.", highlight=False)
+            sys.exit(130)
+        if place == "below":
+            sys.exit(1)
+
+
+@dataclass(frozen=True)
 class Sweep:
     """Carry out one of the paper's experiments, or your own. The same command again goes on.
 
@@ -273,7 +314,7 @@ class Sweep:
     engine: Literal["local", "ray", "slurm"] = "local"
     """This machine; a Ray cluster (extra ray); Slurm (extra slurm)."""
     runs: Path = Path("runs")
-    """Where run folders are kept; for ray and slurm a place that every node sees."""
+    """Where run folders are kept; for slurm, and for ray without --sync, every node must see it."""
     workers: int | None = None
     """Runs at once on this machine; the default follows from cores and memory."""
     threads: int | None = None
@@ -286,6 +327,8 @@ class Sweep:
     """Minutes between checkpoints: what a lost node costs."""
     address: str = "auto"
     """Of the Ray cluster."""
+    sync: bool = False
+    """For ray, if nodes share no disk: run folders travel, each checkpoint comes back."""
     partition: str | None = None
     """Of Slurm."""
     hours: float = 24.0
@@ -298,6 +341,8 @@ class Sweep:
 
         from kstep.sweep import engines, plan, watch
 
+        if self.sync and self.engine != "ray":
+            raise KstepError(f"--sync is for --engine ray, not {self.engine}")
         console = Console(soft_wrap=True)
         sweep = plan.read(self.experiment, self.scale)
         seeds = plan.numbers(self.seeds) if self.seeds else ()
@@ -319,7 +364,7 @@ class Sweep:
         slot = replace(slot, checkpoint_minutes=self.checkpoint_minutes)
         chosen: engines.Engine
         if self.engine == "ray":
-            chosen = engines.Ray(self.address)
+            chosen = engines.Ray(self.address, shared=not self.sync)
         elif self.engine == "slurm":
             chosen = engines.Slurm(self.partition, int(60 * self.hours))
         else:
@@ -406,17 +451,25 @@ class Compare:
         from kstep.sweep import plan, store
 
         sweep = plan.read(self.experiment, self.scale)
-        frame = store.read(self.table)
-        ours = frame["source"] == store.OURS
-        frame = frame.filter(~ours | (frame["preset"] == sweep.preset))
+        specs = plan.plan(sweep, tasks=self.tasks)
+        table = store.read(self.table)
         console = Console(soft_wrap=True)
+        if not console.is_terminal:
+            console = Console(width=240)  # for files and pipes, whatever the window is
+        draws = {"seed": self.seed, "repetitions": self.repetitions}
         for mark in sweep.marks:
             console.print(f"\n[bold]{mark:,} env steps[/], preset {sweep.preset}", highlight=False)
+            meant = compare.meant_for(specs, mark)
+            frame = compare.select(table, meant)
             scores = compare.gather(frame, mark, self.tasks)
             console.print(compare.per_task(scores))
-            console.print(compare.aggregates(scores, seed=self.seed, repetitions=self.repetitions))
+            console.print(compare.absent(frame, meant, mark), highlight=False)
+            console.print(compare.aggregates(scores, **draws))
+            console.print(compare.profiles(scores, **draws))
             if self.paper:
                 console.print(compare.beside_paper(scores, sweep.paper, mark))
+        console.print("\n[bold]IQM along the curve[/]", highlight=False)
+        console.print(compare.efficiency(frame, tuple(scores), **draws))
         if self.paper:
             console.print("\n[bold]along the paper's curves[/], marks where ours is")
             console.print(compare.along_curves(frame, self.tasks))
@@ -429,6 +482,7 @@ Verb = (
     | Annotated[Show, tyro.conf.subcommand("show")]
     | Annotated[List, tyro.conf.subcommand("list")]
     | Annotated[Doctor, tyro.conf.subcommand("doctor")]
+    | Annotated[Selfcheck, tyro.conf.subcommand("selfcheck")]
     | Annotated[Sweep, tyro.conf.subcommand("sweep")]
     | Annotated[Collect, tyro.conf.subcommand("collect")]
     | Annotated[Import, tyro.conf.subcommand("import")]

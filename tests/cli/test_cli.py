@@ -15,7 +15,8 @@ import pytest
 from kstep.cli import main
 from kstep.methods import METHODS
 
-VERBS = ("train", "eval", "film", "show", "list", "doctor", "sweep", "collect", "import", "compare")
+VERBS = ("train", "eval", "film", "show", "list", "doctor", "selfcheck", "sweep", "collect")
+VERBS += ("import", "compare")
 
 
 def kstep(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:

@@ -15,7 +15,7 @@ LAYERS = [
     {"rl", "auxiliary"},
     {"methods", "batches", "agent", "config"},
     {"episode", "evaluate", "run", "checkpoint", "log", "system", "film", "play", "show"},
-    {"train", "doctor"},
+    {"train", "doctor", "selfcheck"},
     {"sweep"},
     {"report"},
     {"cli", "__main__"},

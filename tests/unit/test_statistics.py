@@ -73,6 +73,40 @@ def test_other_aggregates_by_hand() -> None:
     assert s.optimality_gap(scores) == pytest.approx((1 + 0.5 + 0 + 0 + 0.5 + 0) / 6)
 
 
+def test_aggregates_of_the_reference_implementations_own_tests() -> None:
+    # x and y and what they give: rliable's tests/rliable/metrics_test.py (Apache-2.0).
+    x, y = np.array([[1, 2], [2, 2], [1, 1], [2, 1]]), np.array([[1, 1], [2, 2], [3, 3]])
+    for scores, expected in ((x, 1.5), (y, 2.0)):
+        assert s.median(scores) == s.mean(scores) == s.iqm(scores) == expected
+    assert s.probability_of_improvement(x, y) == pytest.approx(1 / 3)
+
+
+def test_published_aggregates_of_these_tasks() -> None:
+    """The paper's Table 1 as six tasks with one 'run' each: what its means aggregate to."""
+    for mark, published in ((100_000, 788.7), (500_000, 923.0)):
+        means = [row["ksl"].mean for row in paper.cells("main", mark).values()]
+        scores = np.array([means]) / 1000
+        assert s.mean(scores) == pytest.approx(published / 1000, abs=1e-4)
+        assert s.optimality_gap(scores) == pytest.approx(1 - published / 1000, abs=1e-4)
+        # One of six is cut at each end.
+        assert s.iqm(scores) == pytest.approx(np.mean(sorted(means)[1:-1]) / 1000)
+
+
+def test_curves_are_redrawn_as_a_whole() -> None:
+    early, late = SCORES * 0.1, SCORES + 1.0
+    curve = s.sample_efficiency({20: late, 10: early}, s.iqm, seed=5, repetitions=300)
+    assert list(curve) == [10, 20]
+    # The same runs are drawn at both marks, so what a map of the scores does, it does to the ends.
+    alone = s.bootstrap(SCORES, s.iqm, seed=5, repetitions=300)
+    for value in ("value", "low", "high"):
+        assert getattr(curve[10], value) == pytest.approx(0.1 * getattr(alone, value))
+        assert getattr(curve[20], value) == pytest.approx(1.0 + getattr(alone, value))
+    few = s.sample_efficiency({10: SCORES, 20: SCORES[:2]}, s.iqm, seed=0, repetitions=50)
+    assert few[10].note == "n = 10"
+    assert math.isnan(few[20].low)
+    assert "too few seeds" in few[20].note
+
+
 def test_profile_by_hand() -> None:
     scores = np.array([[0.2, 0.4], [0.6, 0.8]])
     assert s.performance_profile(scores, [0.0, 0.4, 0.9]) == pytest.approx([1.0, 0.5, 0.0])

@@ -15,6 +15,7 @@ from rich.table import Table
 from kstep.report import paper, statistics
 from kstep.report.statistics import Array, Interval, Summary, summarize
 from kstep.sweep import store
+from kstep.sweep.plan import RunSpec
 from kstep.types import KstepError
 
 if TYPE_CHECKING:
@@ -27,6 +28,45 @@ FULL = 1000.0
 """The largest return of a task of the suite; scores are divided by it for aggregates."""
 FAILED = 0.1
 """A seed whose normalized score stays below counts as failed."""
+THRESHOLDS = tuple(tenth / 10 for tenth in range(1, 10))
+"""Where performance profiles are printed."""
+
+
+def meant_for(specs: Sequence[RunSpec], mark: int) -> list[RunSpec]:
+    """Return the runs of an experiment that are to be compared at a mark.
+
+    Where a method has runs of several budgets with settings of their own, as Proto-RL has, those
+    with the smallest budget that reaches the mark.
+    """
+    smallest: dict[tuple[str, str], int] = {}
+    for spec in specs:
+        if spec.env_steps >= mark:
+            key = (spec.task, spec.method)
+            smallest[key] = min(spec.env_steps, smallest.get(key, spec.env_steps))
+    return [spec for spec in specs if smallest.get((spec.task, spec.method)) == spec.env_steps]
+
+
+def select(frame: pl.DataFrame, specs: Sequence[RunSpec]) -> pl.DataFrame:
+    """Keep the runs with the settings of these, whatever their seed, and what others published."""
+    import polars as pl
+
+    settings = sorted({spec.setting for spec in specs})
+    return frame.filter((pl.col("source") != store.OURS) | pl.col("setting").is_in(settings))
+
+
+def absent(frame: pl.DataFrame, specs: Sequence[RunSpec], mark: int, named: int = 5) -> str:
+    """Say which runs have no evaluation at a mark: not begun, not there yet, or failed.
+
+    They are in none of the numbers, so whoever reads these must know of them.
+    """
+    import polars as pl
+
+    present = set(frame.filter(pl.col("mark") == mark)["digest"].to_list())
+    lost = [spec.label for spec in specs if spec.digest not in present]
+    if not lost:
+        return f"all {len(specs)} planned runs are in the table"
+    names = ", ".join(lost[:named]) + (", ..." if len(lost) > named else "")
+    return f"{len(lost)} of {len(specs)} planned runs are not in the table: {names}"
 
 
 def gather(
@@ -85,13 +125,18 @@ def matrix(scores: Scores, method: str) -> Array:
     return np.array([[row[seed] / FULL for row in rows] for seed in seeds])
 
 
-def aggregates(scores: Scores, *, seed: int, repetitions: int = 2_000) -> Table:
-    """Return IQM, optimality gap, failed seeds and probability of improvement per method."""
-    methods = [
+def complete(scores: Scores) -> list[str]:
+    """Return the methods that have every task, with a seed that all tasks share."""
+    return [
         name
         for name in dict.fromkeys(name for row in scores.values() for name in row)
         if all(name in row for row in scores.values()) and len(matrix(scores, name))
     ]
+
+
+def aggregates(scores: Scores, *, seed: int, repetitions: int = 2_000) -> Table:
+    """Return IQM, optimality gap, failed seeds and probability of improvement per method."""
+    methods = complete(scores)
     table = Table("method", "IQM", "optimality gap", "failed", box=None)
     first = max(methods, key=lambda name: float(statistics.iqm(matrix(scores, name))), default="")
     table.add_column(f"P({first} better)")
@@ -111,6 +156,52 @@ def aggregates(scores: Scores, *, seed: int, repetitions: int = 2_000) -> Table:
             f"{statistics.failed(values, FAILED)} of {values.size}",
             "-" if name == first else _interval(better),
         )
+    return table
+
+
+def profiles(scores: Scores, *, seed: int, repetitions: int = 2_000) -> Table:
+    """Return, per method, which part of its runs has a normalized score above each threshold."""
+    methods = complete(scores)
+    table = Table("score above", *methods, box=None)
+    columns = []
+    for name in methods:
+        values = matrix(scores, name)
+        part = statistics.performance_profile(values, THRESHOLDS)
+        low, high = statistics.profile_band(values, THRESHOLDS, seed=seed, repetitions=repetitions)
+        columns.append(
+            [
+                _interval(Interval(float(a), float(b), float(c), len(values)))
+                for a, b, c in zip(part, low, high, strict=True)
+            ]
+        )
+    for threshold, *cells in zip(THRESHOLDS, *columns, strict=True):
+        table.add_row(f"{threshold:.1f}", *cells)
+    return table
+
+
+def efficiency(
+    frame: pl.DataFrame, tasks: Sequence[str], *, seed: int, repetitions: int = 2_000
+) -> Table:
+    """Return the IQM over tasks at every mark, per method that has all the tasks there."""
+    curves: dict[str, dict[int, Array]] = {}
+    for mark in sorted(set(frame["mark"].to_list())):
+        scores = gather(frame, mark, tasks, required=False)
+        if set(scores) == set(tasks):
+            for name in complete(scores):
+                curves.setdefault(name, {})[mark] = matrix(scores, name)
+    found = {
+        name: statistics.sample_efficiency(
+            curve, statistics.iqm, seed=seed, repetitions=repetitions
+        )
+        for name, curve in curves.items()
+    }
+    table = Table("env steps", *found, box=None)
+    for mark in sorted({mark for curve in curves.values() for mark in curve}):
+        cells = [
+            f"{_interval(curve[mark])} (n = {curve[mark].n})" if mark in curve else "-"
+            for curve in found.values()
+        ]
+        table.add_row(f"{mark:,}", *cells)
     return table
 
 

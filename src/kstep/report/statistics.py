@@ -4,8 +4,8 @@ Scores have the shape (runs, tasks), one number per seed and task, already avera
 episodes: seeds are the unit, never episodes. The paper's own statistics are the mean and standard
 deviation over seeds and Welch's test of the best method against the others. What the field asks for
 since (Agarwal et al. 2021, arXiv:2108.13264) are interquartile means and optimality gaps with
-stratified bootstrap intervals, performance profiles and probabilities of improvement. Nothing draws
-from a global generator: whatever is random takes a seed.
+stratified bootstrap intervals, performance profiles, probabilities of improvement and aggregates
+along the curve. Nothing draws from a global generator: whatever is random takes a seed.
 """
 
 from __future__ import annotations
@@ -167,6 +167,27 @@ def bootstrap(
     draws = np.concatenate([aggregate(redrawn) for redrawn in _redrawn(values, seed, repetitions)])
     low, high = np.quantile(draws, [(1 - confidence) / 2, (1 + confidence) / 2])
     return Interval(estimate, float(low), float(high), runs)
+
+
+def sample_efficiency(
+    curves: Mapping[int, npt.ArrayLike],
+    aggregate: Aggregate,
+    *,
+    seed: int,
+    confidence: float = 0.95,
+    repetitions: int = 2_000,
+) -> dict[int, Interval]:
+    """Return an aggregate with its pointwise interval at every mark; scores (runs, tasks) each.
+
+    Every mark redraws with the same seed: marks that have the same runs redraw the same ones, so a
+    curve is resampled as a whole.
+    """
+    return {
+        mark: bootstrap(
+            curves[mark], aggregate, seed=seed, confidence=confidence, repetitions=repetitions
+        )
+        for mark in sorted(curves)
+    }
 
 
 def performance_profile(scores: npt.ArrayLike, thresholds: npt.ArrayLike) -> Array:

@@ -28,7 +28,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import psutil  # type: ignore[import-untyped, unused-ignore]
 
-from kstep.sweep import plan
+from kstep.sweep import plan, sync
 from kstep.sweep.plan import RunSpec
 from kstep.types import KstepError
 
@@ -107,6 +107,16 @@ def carry_out(
         if attempt.result != "failed" or attempt.final or attempts > retries:
             seconds = time.monotonic() - started
             return Outcome(attempt.result, seconds, attempts, attempt.error)
+
+
+def carry_out_apart(spec: RunSpec, slot: Slot, retries: int, call: sync.Call) -> Outcome:
+    """Carry out a run that is kept elsewhere, handing back every checkpoint."""
+    stopping = threading.Event()
+    try:
+        with sync.borrowed(spec, call, stopping) as here:
+            return carry_out(here, slot, retries, stopping)
+    except sync.Busy:
+        return Outcome("busy")
 
 
 @dataclass(frozen=True)
@@ -267,9 +277,11 @@ class Local:
 
 @dataclass(frozen=True)
 class Ray:
-    """Tasks on an existing Ray cluster; run folders on storage that every node sees."""
+    """Tasks on an existing Ray cluster."""
 
     address: str = "auto"
+    shared: bool = True
+    """Whether every node sees the run folders; otherwise each run travels, see kstep.sweep.sync."""
     node_deaths: int = 5
     """How often Ray starts a run again when its worker or node dies; it goes on from the
     checkpoint."""
@@ -284,7 +296,8 @@ class Ray:
                     f"no Ray cluster at '{self.address}': {error}. Start one with "
                     "`ray start --head`, or give --address"
                 ) from error
-        task = ray.remote(carry_out).options(
+        keeper = None if self.shared else _keeper(ray)
+        task = ray.remote(carry_out if self.shared else _carry_out_from_keeper).options(
             num_cpus=slot.threads,
             num_gpus=slot.gpus,
             memory=int(slot.memory_gb * 1e9),
@@ -298,7 +311,8 @@ class Ray:
         try:
             while True:
                 for spec in islice(waiting, most - len(running)):
-                    running[task.remote(_absolute(spec), slot, retries)] = spec
+                    asked = (_absolute(spec), slot, retries, *([keeper] if keeper else []))
+                    running[task.remote(*asked)] = spec
                 if not running:
                     return
                 ready, _ = ray.wait(list(running), num_returns=1, timeout=1)
@@ -315,6 +329,25 @@ class Ray:
                 ray.cancel(reference, force=False)
             if running:
                 ray.wait(list(running), num_returns=len(running), timeout=GRACE)
+            if keeper:
+                ray.kill(keeper)
+
+
+def _keeper(ray: Any) -> Any:
+    """Start the keeper of the run folders on the node that this process is on."""
+    here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+        ray.get_runtime_context().get_node_id(), soft=False
+    )
+    return ray.remote(sync.Keeper).options(num_cpus=0, scheduling_strategy=here).remote()
+
+
+def _carry_out_from_keeper(spec: RunSpec, slot: Slot, retries: int, keeper: Any) -> Outcome:
+    ray = _import("ray")
+
+    def call(name: str, *arguments: Any) -> Any:
+        return ray.get(getattr(keeper, name).remote(*arguments))
+
+    return carry_out_apart(spec, slot, retries, call)
 
 
 @dataclass(frozen=True)

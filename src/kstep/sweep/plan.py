@@ -77,6 +77,8 @@ class RunSpec:
     overrides: tuple[str, ...]
     folder: Path
     digest: str
+    setting: str
+    """The digest without the seed: what the runs of one curve share."""
 
     @property
     def label(self) -> str:
@@ -160,14 +162,14 @@ def plan(
     specs: dict[Path, RunSpec] = {}
     for group in sweep.groups:
         cells = [
-            _cell(method, known_tasks.parse(task).name, sweep.preset, group)
+            _Cell.of(method, known_tasks.parse(task).name, sweep.preset, group)
             for task in chosen
             for method in group.methods
             if not only or method in only
         ]
         for seed in asked or group.seeds:
-            for cell, overrides in cells:
-                spec = _spec(replace(cell, seed=seed), overrides, runs)
+            for cell in cells:
+                spec = cell.spec(seed, runs)
                 # Two groups may meet at a smaller scale; the longer budget includes the other.
                 other = specs.get(spec.folder)
                 if other is None or other.env_steps < spec.env_steps:
@@ -212,6 +214,12 @@ def is_locked(folder: Path) -> bool:
 def checkpointed(spec: RunSpec) -> int:
     """Return the decisions of the newest checkpoint; 0 without one."""
     return max(_newest_checkpoint(spec.folder), 0)
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """Return the newest checkpoint that is whole."""
+    found = (folder / "checkpoints").glob("[0-9]*/state.json")
+    return max((path.parent for path in found if path.parent.name.isdigit()), default=None)
 
 
 def last_problem(spec: RunSpec) -> str:
@@ -344,25 +352,40 @@ def _shape(
     return _Shape(repeat, seconds, process + replay, float(assumed["disk"]["run_gb"]) + replay)
 
 
-def _cell(method: str, task: str, preset: str, group: Group) -> tuple[Experiment, tuple[str, ...]]:
-    overrides = tuple(text.replace("{half}", str(group.env_steps // 2)) for text in group.set)
-    experiment = resolve(
-        method, task, preset=preset, env_steps=group.env_steps, overrides=overrides
-    )
-    return experiment, overrides
+@dataclass(frozen=True)
+class _Cell:
+    """What the runs of one method and task share, whatever their seed."""
+
+    experiment: Experiment
+    overrides: tuple[str, ...]
+    setting: str
+
+    @classmethod
+    def of(cls, method: str, task: str, preset: str, group: Group) -> _Cell:
+        overrides = tuple(text.replace("{half}", str(group.env_steps // 2)) for text in group.set)
+        experiment = resolve(
+            method, task, preset=preset, env_steps=group.env_steps, overrides=overrides
+        )
+        return cls(experiment, overrides, setting(experiment))
+
+    def spec(self, seed: int, runs: Path) -> RunSpec:
+        experiment = replace(self.experiment, seed=seed)
+        return RunSpec(
+            method=experiment.method.name,
+            task=experiment.env.task,
+            preset=experiment.preset,
+            seed=seed,
+            env_steps=experiment.env_steps,
+            overrides=self.overrides,
+            folder=Run.default_folder(runs, experiment, bool(self.overrides)),
+            digest=digest(experiment),
+            setting=self.setting,
+        )
 
 
-def _spec(experiment: Experiment, overrides: tuple[str, ...], runs: Path) -> RunSpec:
-    return RunSpec(
-        method=experiment.method.name,
-        task=experiment.env.task,
-        preset=experiment.preset,
-        seed=experiment.seed,
-        env_steps=experiment.env_steps,
-        overrides=overrides,
-        folder=Run.default_folder(runs, experiment, bool(overrides)),
-        digest=digest(experiment),
-    )
+def setting(experiment: Experiment) -> str:
+    """Return the digest of all settings but the seed."""
+    return digest(replace(experiment, seed=0))
 
 
 _KEYS = {"title", "tasks", "marks", "group", "scale", "paper", "alone", "needs"}

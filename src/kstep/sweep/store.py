@@ -12,13 +12,13 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kstep.config import digest
 from kstep.files import write_atomically
 from kstep.run import Run
+from kstep.sweep import plan
 from kstep.types import KstepError
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def _rows(run: Run) -> Iterator[dict[str, Any]]:
         **_where(run.folder / "system.json"),
         "task": experiment.env.task,
         "seed": experiment.seed,
-        "setting": digest(replace(experiment, seed=0)),
+        "setting": plan.setting(experiment),
         "digest": run.digest,
     }
     for row in run.evaluations():
