@@ -69,7 +69,8 @@ def quick(seed: int = 1) -> Check:
         ),
         low=0.0,
         high=10.0,
-        why="Random actions return about -4 and steering straight at the target about 9",
+        why="Our seeds 1 to 4 returned 4.7 to 5.2; random actions return about -4, steering "
+        "straight at the target about 9",
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kstep.cli import main
-from kstep.sweep.plan import plan, read, shipped
+from kstep.sweep.plan import RunSpec, Status, estimate, plan, read, shipped
 from kstep.sweep.store import COLUMNS, OPTIONAL, REQUIRED
 from tests.docs.test_decisions import tables
 
@@ -60,3 +60,28 @@ def test_the_commands_that_plan_run(
         if words[1] == "list" or "--plan" in words:
             main(words[1:])
     assert "21 runs: 21 missing" in capsys.readouterr().out
+
+
+def test_the_costs_are_what_the_plan_says() -> None:
+    """Core-hours, longest run and wall time, to the two digits the page gives."""
+    (table,) = (t for t in tables(TEXT) if "core-hours" in t.head)
+    assert len(table.rows) == 3
+    for what, runs, core_hours, longest, disk, *nodes in table.rows:
+        name, scale = what.replace("`", "").split(", ")
+        specs: dict[Path, RunSpec] = {}
+        for experiment in shipped() if name == "everything" else [name]:
+            for spec in plan(read(experiment, scale)):
+                other = specs.get(spec.folder, spec)
+                specs[spec.folder] = max(spec, other, key=lambda s: s.env_steps)
+        left = estimate([*specs.values()], [Status("missing")] * len(specs))
+        assert len(specs) == int(runs)
+        assert number(core_hours) == pytest.approx(left.core_hours, rel=0.02)
+        assert number(longest) == pytest.approx(left.longest_core_hours, rel=0.02)
+        assert number(disk) == pytest.approx(left.disk_gb / 1000, abs=0.05)
+        for count, text, threads in zip((1, 10, 100), nodes, (1, 1, 4), strict=True):
+            hours = number(text) * (24 if text.endswith("days") else 1)
+            assert hours == pytest.approx(left.hours(16 * count, threads), rel=0.02), (what, count)
+
+
+def number(text: str) -> float:
+    return float(text.split()[0].replace(",", ""))

@@ -28,6 +28,7 @@ OFTEN = Slot(checkpoint_minutes=0.002)
 
 def specs_in(folder: Path, *methods: str, seeds: int = 1, env_steps: int = 120) -> list[RunSpec]:
     names = ", ".join(f'"{name}"' for name in methods)
+    folder.mkdir(exist_ok=True)
     file = folder / "tiny.toml"
     file.write_text(
         f'tasks = ["toy_reach"]\n[[group]]\nmethods = [{names}]\nseeds = "1-{seeds}"\n'
@@ -125,6 +126,19 @@ def test_a_killed_run_goes_on_and_ends_as_if_undisturbed(tmp_path: Path) -> None
     assert "killed by SIGKILL" in first["error"]
     assert first["decisions"] > 0
     assert first["decisions"] + second["decisions"] == 300
+
+
+def test_a_larger_budget_goes_on_with_what_is_there(tmp_path: Path) -> None:
+    (small,) = specs_in(tmp_path, "sac_state", env_steps=60)
+    assert carry_out(small, Slot()).result == "done"
+    large = replace(small, env_steps=200)
+    assert (status(large).state, status(large).env_steps) == ("partly", 60)
+    assert carry_out(large, Slot()).result == "done"
+    assert "going on at 60 env steps" in large.log.read_text()
+    (at_once,) = specs_in(tmp_path / "at_once", "sac_state", env_steps=200)
+    assert carry_out(at_once, Slot()).result == "done"
+    # The same but for the evaluation at the end of the small budget.
+    assert set(results(at_once).splitlines()) < set(results(large).splitlines())
 
 
 def test_stopping_writes_a_checkpoint_and_nothing_outlives_its_starter(tmp_path: Path) -> None:

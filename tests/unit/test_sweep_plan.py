@@ -5,9 +5,14 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections import Counter
+from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.console import Console
 
 from kstep.run import Run
 from kstep.sweep import plan as planning
@@ -176,19 +181,44 @@ def test_assumed_passes_are_those_of_the_docs() -> None:
         assert documented[name] == passes
 
 
-@pytest.mark.timeout(120)
-def test_ten_thousand_runs_are_planned_and_read_in_seconds(tmp_path: Path) -> None:
-    file = tmp_path / "many.toml"
+def many(folder: Path, runs: int) -> list[RunSpec]:
+    """A plan of so many runs: ten cells, the rest are seeds."""
+    file = folder / "many.toml"
     names = ", ".join(f'"{name}"' for name in ("ksl", "rad", "drq", "curl", "sac_ae"))
     file.write_text(
         'tasks = ["toy_reach", "cartpole_swingup"]\n'
-        f'[[group]]\nmethods = [{names}]\nseeds = "1-1000"\nenv_steps = 500\n'
+        f'[[group]]\nmethods = [{names}]\nseeds = "1-{runs // 10}"\nenv_steps = 500\n'
     )
-    sweep = read(str(file))
-    seconds = {}
+    return plan(read(str(file)), folder / str(runs))
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, module: object, *names: str) -> Counter[str]:
+    """Count the calls of functions that cost something: reading a file, making a configuration."""
+    calls: Counter[str] = Counter()
+
+    def counting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            calls[name] += 1
+            return function(*arguments, **options)
+
+        return call
+
+    for name in names:
+        monkeypatch.setattr(module, name, counting(name, getattr(module, name)))
+    return calls
+
+
+@pytest.mark.timeout(300)
+def test_ten_thousand_runs_are_planned_and_read_with_linear_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads = ("_read_json", "_last_row", "_rows", "is_locked", "_newest_checkpoint")
+    calls = counted(monkeypatch, planning, "resolve", "digest", *reads)
+    work = {}
     for runs in (1_000, 10_000):
+        calls.clear()
         started = time.process_time()
-        specs = plan(sweep, tmp_path / str(runs), seeds=range(1, 1 + runs // 10))
+        specs = many(tmp_path, runs)
         assert len(specs) == runs
         planned = time.process_time() - started
         for spec in specs[: runs // 2]:
@@ -196,9 +226,35 @@ def test_ten_thousand_runs_are_planned_and_read_in_seconds(tmp_path: Path) -> No
         started = time.process_time()
         statuses = [status(spec) for spec in specs]
         estimate(specs, statuses, planning.measured_speeds(specs))
-        seconds[runs] = planned + time.process_time() - started
-    counted = count(statuses)
-    assert (counted["done"], counted["partly"], counted["missing"]) == (2_500, 2_500, 5_000)
-    assert seconds[10_000] < 15
-    assert seconds[10_000] < 30 * seconds[1_000] + 1
-    print(seconds)
+        print(f"{runs:,} runs: {planned + time.process_time() - started:.2f} seconds")
+        work[runs] = dict(calls)
+    found = count(statuses)
+    assert (found["done"], found["partly"], found["missing"]) == (2_500, 2_500, 5_000)
+    few, most = work[1_000], work[10_000]
+    # Configurations are made once per cell; a run costs one digest and at most six small reads.
+    assert few["resolve"] == most["resolve"] <= 20
+    assert most["digest"] - 10_000 == few["digest"] - 1_000 <= 20
+    assert {name: most[name] for name in reads} == {name: 10 * few[name] for name in reads}
+    assert sum(most[name] for name in reads) <= 6 * 10_000
+
+
+@pytest.mark.timeout(300)
+def test_ten_thousand_runs_go_through_the_queue_with_linear_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The local queue and its bookkeeping, with runs that take no time."""
+    from kstep.sweep import engines, watch
+
+    calls = counted(monkeypatch, planning, "status")
+    monkeypatch.setattr(engines, "carry_out", lambda *_: engines.Outcome("done"))
+    for runs in (1_000, 10_000):
+        calls.clear()
+        specs = many(tmp_path, runs)
+        started = time.process_time()
+        out = Console(file=StringIO(), soft_wrap=True)
+        outcomes = watch.conduct(engines.Local(16), specs, engines.Slot(), 1, out)
+        print(f"{runs:,} runs: {time.process_time() - started:.2f} seconds")
+        assert set(outcomes) == set(specs)
+        assert {outcome.result for outcome in outcomes.values()} == {"done"}
+        assert calls["status"] == runs
+        assert f"({runs} of {runs})" in out.file.getvalue()  # type: ignore[attr-defined]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing, nullcontext
 from itertools import islice
 
@@ -87,7 +87,8 @@ def conduct(
     """Carry out what is not done, show how it goes, and return how each run ended."""
     todo = [spec for spec in specs if plan.status(spec).state != "done"]
     outcomes: dict[RunSpec, Outcome] = {}
-    started = time.monotonic()
+    waiting = dict.fromkeys(todo)
+    started = drawn = time.monotonic()
     done_before = len(specs) - len(todo)
     live = (
         Live(console=console, refresh_per_second=2, transient=True)
@@ -99,10 +100,13 @@ def conduct(
             if event is not None:
                 spec, outcome = event
                 outcomes[spec] = outcome
+                del waiting[spec]
                 number = done_before + len(outcomes)
                 console.print(_line(spec, outcome, number, len(specs)), highlight=False)
-            if screen is not None:
-                screen.update(_table(todo, outcomes, time.monotonic() - started))
+            # Not after every run: a table takes reads of its own, and many may end at once.
+            if screen is not None and (event is None or time.monotonic() > drawn + 0.5):
+                drawn = time.monotonic()
+                screen.update(_table(waiting, outcomes, len(todo), drawn - started))
     return outcomes
 
 
@@ -148,16 +152,17 @@ def _grid(specs: Sequence[RunSpec], statuses: Sequence[Status]) -> Table:
     return table
 
 
-def _table(todo: Sequence[RunSpec], outcomes: dict[RunSpec, Outcome], seconds: float) -> Group:
+def _table(
+    waiting: Iterable[RunSpec], outcomes: dict[RunSpec, Outcome], total: int, seconds: float
+) -> Group:
     table = Table("run", "state", "env steps", box=None)
     # Queues are worked off from the front, so what runs is near the first that is not done.
-    open_runs = (spec for spec in todo if spec not in outcomes)
-    for spec in islice(open_runs, SHOWN):
+    for spec in islice(waiting, SHOWN):
         found = plan.status(spec)
         if found.state == "running":
             part = f"{found.env_steps:,} / {spec.env_steps:,}"
             table.add_row(spec.label, f"[{COLOURS['running']}]running[/]", part)
     counted = Counter(outcome.result for outcome in outcomes.values())
     words = ", ".join(f"{number} {result}" for result, number in sorted(counted.items()))
-    head = f"{len(outcomes)} of {len(todo)} ended ({words or 'none yet'}), {clock(seconds)}"
+    head = f"{len(outcomes)} of {total} ended ({words or 'none yet'}), {clock(seconds)}"
     return Group(Text(head), table)
