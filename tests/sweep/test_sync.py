@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kstep.sweep import plan, sync
-from kstep.sweep.engines import carry_out, carry_out_apart
+from kstep.sweep.engines import Ray, carry_out, carry_out_apart
 from kstep.sweep.plan import RunSpec, is_locked, status
 from kstep.sweep.sync import Keeper, Superseded, borrowed, consistent
 from kstep.types import KstepError
@@ -154,6 +154,11 @@ def test_what_arrives_incomplete_or_elsewhere_is_refused(spec: RunSpec) -> None:
     for path in ("../x", os.path.abspath("x")):
         with pytest.raises(KstepError, match="leaves the folder"):
             keeper.write(folder, number, path, 0, b"")
+
+
+def test_runs_do_not_travel_to_a_client() -> None:
+    with pytest.raises(KstepError, match="on a node of the cluster"):
+        next(Ray("ray://somewhere:10001", shared=False).run([], OFTEN, 1))
 
 
 def test_a_lost_machine_costs_what_it_had_not_handed_back(tmp_path: Path) -> None:

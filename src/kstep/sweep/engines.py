@@ -287,6 +287,11 @@ class Ray:
     checkpoint."""
 
     def run(self, specs: Sequence[RunSpec], slot: Slot, retries: int) -> Events:
+        if not self.shared and self.address.startswith("ray://"):
+            raise KstepError(
+                f"runs cannot travel to and from a Ray client ('{self.address}'): start the sweep "
+                "on a node of the cluster, or use storage that every node sees"
+            )
         ray = _import("ray")
         if not ray.is_initialized():
             try:
