@@ -325,6 +325,8 @@ class Sweep:
     """How often a run that died is tried again, from its checkpoint."""
     checkpoint_minutes: float = 5.0
     """Minutes between checkpoints: what a lost node costs."""
+    encoder_backend: Literal["auto", "torch", "native", "compiled"] = "auto"
+    """What computes the convolutions; auto: each machine chooses, which decides the last bits."""
     address: str = "auto"
     """Of the Ray cluster."""
     sync: bool = False
@@ -361,7 +363,11 @@ class Sweep:
             alone=sweep.alone,
             memory_gb=None if here else float("inf"),
         )
-        slot = replace(slot, checkpoint_minutes=self.checkpoint_minutes)
+        slot = replace(
+            slot,
+            checkpoint_minutes=self.checkpoint_minutes,
+            encoder_backend=self.encoder_backend,
+        )
         chosen: engines.Engine
         if self.engine == "ray":
             chosen = engines.Ray(self.address, shared=not self.sync)

@@ -51,6 +51,8 @@ class Slot:
     device: str = "cpu"
     overlap: Literal["auto", "on", "off"] = "off"
     checkpoint_minutes: float = 5.0
+    encoder_backend: str = "auto"
+    """`auto` lets each machine choose, which decides the last bits of what begins there."""
 
     @property
     def gpus(self) -> int:
@@ -62,6 +64,7 @@ class Slot:
             *("--device", self.device),
             *("--overlap", self.overlap),
             *("--checkpoint-minutes", str(self.checkpoint_minutes)),
+            *("--encoder-backend", self.encoder_backend),
         ]
 
 
