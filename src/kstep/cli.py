@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -206,12 +207,12 @@ class Show:
 
 @dataclass(frozen=True)
 class List:
-    """List methods, tasks or presets.
+    """List methods, tasks, presets or experiments.
 
     Example: kstep list methods
     """
 
-    what: Positional[Literal["methods", "tasks", "presets"]] = "methods"
+    what: Positional[Literal["methods", "tasks", "presets", "experiments"]] = "methods"
 
     def __call__(self) -> None:
         from kstep import config, methods
@@ -223,6 +224,11 @@ class List:
         elif self.what == "presets":
             for name, preset in config.PRESETS.items():
                 print(f"{name:14} {preset.__doc__}")
+        elif self.what == "experiments":
+            from kstep.sweep import plan
+
+            for name in plan.shipped():
+                print(f"{name:16} {plan.read(name).title}")
         else:
             for name in tasks.names():
                 print(f"{name:28} action repeat {tasks.parse(name).action_repeat}")
@@ -280,6 +286,236 @@ class Bench:
         bench(options, console)
 
 
+@dataclass(frozen=True)
+class Selfcheck:
+    """Check that this installation learns: a short run whose result is known beforehand.
+
+    Ten to twenty minutes on two cores, on rendered images. Example: kstep selfcheck --quick
+    """
+
+    quick: bool = False
+    """A minute or so on the toy task, without MuJoCo and rendering."""
+    seed: int = 1
+    """Another seed is another run; the expected band is the same."""
+    runs: Path = Path("runs")
+    """The run is kept below this folder; interrupted, the same command goes on."""
+    device: str = "cpu"
+    """cpu, cuda or mps."""
+    threads: int | None = None
+    """Processor threads; the default uses all cores."""
+
+    def __call__(self) -> None:
+        from rich.console import Console
+
+        from kstep import selfcheck, system
+        from kstep.train import Runtime, Stopped
+
+        if self.threads is not None and self.threads < 1:
+            raise KstepError(f"--threads must be at least 1, not {self.threads}")
+        system.keep_freed_memory()
+        system.device(self.device)
+        check = selfcheck.quick(self.seed) if self.quick else selfcheck.swingup(self.seed)
+        folder = self.runs / "selfcheck" / check.experiment.env.task / f"seed{self.seed}"
+        runtime = Runtime(self.device, self.threads)
+        console = Console(soft_wrap=True)
+        try:
+            place = selfcheck.selfcheck(check, folder, runtime, console)
+        except Stopped as stopped:
+            console.print(f"{stopped}. The same command goes on from there.", highlight=False)
+            sys.exit(130)
+        if place == "below":
+            sys.exit(1)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Carry out one of the paper's experiments, or your own. The same command again goes on.
+
+    Example: kstep sweep main --scale cpu --tasks cartpole_swingup --seeds 1-3 --plan
+    """
+
+    experiment: Positional[str]
+    """An experiment (kstep list experiments) or a .toml file of the same form."""
+    scale: str = "paper"
+    """paper: the paper's size. cpu: compact encoder, fewer seeds. debug: the whole in minutes."""
+    tasks: tuple[str, ...] = ()
+    """Only these tasks, or others than the experiment's."""
+    methods: tuple[str, ...] = ()
+    """Only these of the experiment's methods."""
+    seeds: str = ""
+    """Only these seeds, such as 1-3 or 1,2,7."""
+    plan: bool = False
+    """Show the grid, what is done, what is missing and what it will take; start nothing."""
+    engine: Literal["local", "ray", "slurm"] = "local"
+    """This machine; a Ray cluster (extra ray); Slurm (extra slurm)."""
+    runs: Path = Path("runs")
+    """Where run folders are kept; for slurm, and for ray without --sync, every node must see it."""
+    workers: int | None = None
+    """Runs at once on this machine; the default follows from cores and memory."""
+    threads: int | None = None
+    """Processor threads per run; the default divides the cores among the runs."""
+    device: str = "cpu"
+    """cpu, cuda or mps."""
+    retries: int = 1
+    """How often a run that died is tried again, from its checkpoint."""
+    checkpoint_minutes: float = 5.0
+    """Minutes between checkpoints: what a lost node costs."""
+    encoder_backend: Literal["auto", "torch", "native", "compiled"] = "auto"
+    """What computes the convolutions; auto: each machine chooses, which decides the last bits."""
+    address: str = "auto"
+    """Of the Ray cluster."""
+    sync: bool = False
+    """For ray, if nodes share no disk: run folders travel, each checkpoint comes back."""
+    partition: str | None = None
+    """Of Slurm."""
+    hours: float = 24.0
+    """Time limit of one Slurm job; a run that needs longer is submitted again and goes on."""
+
+    def __call__(self) -> None:
+        from dataclasses import replace
+
+        from rich.console import Console
+
+        from kstep.sweep import engines, plan, watch
+
+        if self.sync and self.engine != "ray":
+            raise KstepError(f"--sync is for --engine ray, not {self.engine}")
+        console = Console(soft_wrap=True)
+        sweep = plan.read(self.experiment, self.scale)
+        seeds = plan.numbers(self.seeds) if self.seeds else ()
+        specs = plan.plan(sweep, self.runs, tasks=self.tasks, methods=self.methods, seeds=seeds)
+        cores = len(os.sched_getaffinity(0))
+        statuses = [plan.status(spec) for spec in specs]
+        watch.show_plan(sweep, specs, statuses, console, cores)
+        if self.plan:
+            return
+        here = self.engine == "local"
+        workers, slot = engines.divide(
+            specs,
+            workers=self.workers,
+            threads=self.threads if here else self.threads or 1,
+            device=self.device,
+            alone=sweep.alone,
+            memory_gb=None if here else float("inf"),
+        )
+        slot = replace(
+            slot,
+            checkpoint_minutes=self.checkpoint_minutes,
+            encoder_backend=self.encoder_backend,
+        )
+        chosen: engines.Engine
+        if self.engine == "ray":
+            chosen = engines.Ray(self.address, shared=not self.sync)
+        elif self.engine == "slurm":
+            chosen = engines.Slurm(self.partition, int(60 * self.hours))
+        else:
+            chosen = engines.Local(workers)
+            console.print(f"{workers} runs at once, {slot.threads} threads each", highlight=False)
+        try:
+            outcomes = watch.conduct(chosen, specs, slot, self.retries, console)
+        except KeyboardInterrupt:
+            console.print("stopped; every run wrote a checkpoint. The same command goes on.")
+            sys.exit(130)
+        if not watch.summary(outcomes, console):
+            sys.exit(1)
+
+
+@dataclass(frozen=True)
+class Collect:
+    """Gather every evaluation below a folder into one Parquet table. Repeating it is harmless.
+
+    Example: kstep collect runs --output results.parquet
+    """
+
+    runs: Positional[Path] = Path("runs")
+    """A folder with run folders somewhere below it."""
+    output: Path = Path("results.parquet")
+    """The table; rows of runs that are not below the folder stay in it."""
+
+    def __call__(self) -> None:
+        from rich.console import Console
+
+        from kstep.sweep import store
+
+        gathered = store.collect(self.runs, self.output)
+        Console(soft_wrap=True).print(str(gathered), highlight=False)
+
+
+@dataclass(frozen=True)
+class Import:
+    """Put other people's results, as CSV, into the table beside ours (form: docs/scale.md).
+
+    Example: kstep import drq_authors.csv --source "DrQ, authors' data"
+    """
+
+    file: Positional[Path]
+    """CSV with the columns method, task, seed, env_steps, return and perhaps others."""
+    source: str
+    """Where the numbers come from; shown with them. Importing a source again replaces it."""
+    output: Path = Path("results.parquet")
+
+    def __call__(self) -> None:
+        from rich.console import Console
+
+        from kstep.sweep import store
+
+        gathered = store.import_csv(self.file, self.source, self.output)
+        Console(soft_wrap=True).print(str(gathered), highlight=False)
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Compare methods at an experiment's marks: per task, in the aggregate, beside the paper.
+
+    Example: kstep compare main --scale cpu --table results.parquet --paper
+    """
+
+    experiment: Positional[str]
+    """An experiment (kstep list experiments) or a .toml file of the same form."""
+    scale: str = "paper"
+    """Whose preset and marks to take."""
+    table: Path = Path("results.parquet")
+    """Made by kstep collect."""
+    tasks: tuple[str, ...] = ()
+    """Only these tasks."""
+    paper: bool = False
+    """Put the paper's numbers beside ours: inside, above or below (Welch, p = 0.05)."""
+    seed: int = 0
+    """Of the bootstrap."""
+    repetitions: int = 2_000
+    """Of the bootstrap; 50,000 for publication."""
+
+    def __call__(self) -> None:
+        from rich.console import Console
+
+        from kstep.report import compare
+        from kstep.sweep import plan, store
+
+        sweep = plan.read(self.experiment, self.scale)
+        specs = plan.plan(sweep, tasks=self.tasks)
+        table = store.read(self.table)
+        console = Console(soft_wrap=True)
+        if not console.is_terminal:
+            console = Console(width=240)  # for files and pipes, whatever the window is
+        draws = {"seed": self.seed, "repetitions": self.repetitions}
+        for mark in sweep.marks:
+            console.print(f"\n[bold]{mark:,} env steps[/], preset {sweep.preset}", highlight=False)
+            meant = compare.meant_for(specs, mark)
+            frame = compare.select(table, meant)
+            scores = compare.gather(frame, mark, self.tasks)
+            console.print(compare.per_task(scores))
+            console.print(compare.absent(frame, meant, mark), highlight=False)
+            console.print(compare.aggregates(scores, **draws))
+            console.print(compare.profiles(scores, **draws))
+            if self.paper:
+                console.print(compare.beside_paper(scores, sweep.paper, mark))
+        console.print("\n[bold]IQM along the curve[/]", highlight=False)
+        console.print(compare.efficiency(frame, tuple(scores), **draws))
+        if self.paper:
+            console.print("\n[bold]along the paper's curves[/], marks where ours is")
+            console.print(compare.along_curves(frame, self.tasks))
+
+
 Verb = (
     Annotated[Train, tyro.conf.subcommand("train")]
     | Annotated[Eval, tyro.conf.subcommand("eval")]
@@ -288,6 +524,11 @@ Verb = (
     | Annotated[List, tyro.conf.subcommand("list")]
     | Annotated[Doctor, tyro.conf.subcommand("doctor")]
     | Annotated[Bench, tyro.conf.subcommand("bench")]
+    | Annotated[Selfcheck, tyro.conf.subcommand("selfcheck")]
+    | Annotated[Sweep, tyro.conf.subcommand("sweep")]
+    | Annotated[Collect, tyro.conf.subcommand("collect")]
+    | Annotated[Import, tyro.conf.subcommand("import")]
+    | Annotated[Compare, tyro.conf.subcommand("compare")]
 )
 
 
@@ -296,7 +537,7 @@ def main(arguments: list[str] | None = None) -> None:
     # By default idle OpenMP threads spin for milliseconds, which makes a run many times slower as
     # soon as anything else wants a core. Twenty thousand turns are some 50 us. Read by torch.
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
-    verb: Train | Eval | Film | Show | List | Doctor | Bench = tyro.cli(
+    verb: Callable[[], None] = tyro.cli(
         Verb,
         args=arguments,
         prog="kstep",

@@ -15,6 +15,9 @@ import pytest
 from kstep.cli import main
 from kstep.methods import METHODS
 
+VERBS = ("train", "eval", "film", "show", "list", "doctor", "bench", "selfcheck", "sweep")
+VERBS += ("collect", "import", "compare")
+
 
 def kstep(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -47,11 +50,11 @@ def test_help_is_quick_and_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    for verb in ("train", "eval", "film", "show", "list", "doctor", "bench"):
+    for verb in VERBS:
         assert verb in done.stdout
 
 
-@pytest.mark.parametrize("verb", ["train", "eval", "film", "show", "list", "doctor", "bench"])
+@pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main([verb, "--help"])
@@ -118,6 +121,8 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert "action repeat 8" in out
     main(["list", "presets"])
     assert "compact encoder" in capsys.readouterr().out
+    main(["list", "experiments"])
+    assert "Table 1" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -15,7 +15,9 @@ LAYERS = [
     {"rl", "auxiliary"},
     {"methods", "batches", "agent", "config"},
     {"episode", "evaluate", "run", "checkpoint", "log", "system", "film", "play", "show"},
-    {"train", "doctor", "bench"},
+    {"train", "doctor", "bench", "selfcheck"},
+    {"sweep"},
+    {"report"},
     {"cli", "__main__"},
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}

@@ -1,0 +1,1 @@
+"""From results to statements: statistics of returns over seeds and tasks."""

@@ -1,0 +1,291 @@
+"""Statistics of returns: tests, aggregates and intervals. Pure functions of arrays.
+
+Scores have the shape (runs, tasks), one number per seed and task, already averaged over evaluation
+episodes: seeds are the unit, never episodes. The paper's own statistics are the mean and standard
+deviation over seeds and Welch's test of the best method against the others. What the field asks for
+since (Agarwal et al. 2021, arXiv:2108.13264) are interquartile means and optimality gaps with
+stratified bootstrap intervals, performance profiles, probabilities of improvement and aggregates
+along the curve. Nothing draws from a global generator: whatever is random takes a seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+
+Array: TypeAlias = npt.NDArray[np.float64]
+Aggregate: TypeAlias = Callable[[Array], Array]
+"""From (..., runs, tasks) to (...)."""
+
+FEWEST_SEEDS = 3
+"""With fewer there is no interval: it would say more about luck than about the method."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What papers print of one cell."""
+
+    mean: float
+    sd: float
+    """Over seeds, with n - 1."""
+    n: int
+
+
+def summarize(scores: npt.ArrayLike) -> Summary:
+    """Return mean, standard deviation and number of seeds. The deviation of one seed is nan."""
+    values = _finite(scores, 1)
+    sd = float(values.std(ddof=1)) if len(values) > 1 else float("nan")
+    return Summary(float(values.mean()), sd, len(values))
+
+
+@dataclass(frozen=True)
+class Welch:
+    """Welch's test of two means, two-sided."""
+
+    difference: float
+    """First minus second."""
+    t: float
+    freedom: float
+    p: float
+
+
+def welch(first: Summary, second: Summary) -> Welch:
+    """Test whether two means differ, from summary statistics; variances may differ."""
+    if min(first.n, second.n) < 2:
+        raise ValueError(f"a test needs two seeds or more on each side, not {first.n}, {second.n}")
+    difference = first.mean - second.mean
+    left, right = first.sd**2 / first.n, second.sd**2 / second.n
+    if left + right == 0.0:
+        same = difference == 0.0
+        return Welch(difference, 0.0 if same else float("inf"), float("nan"), float(same))
+    t = difference / (left + right) ** 0.5
+    freedom = (left + right) ** 2 / (left**2 / (first.n - 1) + right**2 / (second.n - 1))
+    return Welch(difference, t, freedom, float(2 * stats.t.sf(abs(t), freedom)))
+
+
+def holm(p_values: Sequence[float]) -> tuple[float, ...]:
+    """Return p-values corrected for their number (Holm 1979), in the order given."""
+    p = np.asarray(p_values, dtype=np.float64)
+    if p.size and not (np.all(p >= 0) and np.all(p <= 1)):
+        raise ValueError("p-values lie between 0 and 1")
+    order = np.argsort(p, kind="stable")
+    scaled = p[order] * np.arange(len(p), 0, -1)
+    corrected = np.empty_like(p)
+    corrected[order] = np.minimum(np.maximum.accumulate(scaled), 1.0)
+    return tuple(float(value) for value in corrected)
+
+
+def stars(p: float) -> str:
+    """Return the paper's marks: * below 0.05, ** below 0.01."""
+    return "**" if p < 0.01 else "*" if p < 0.05 else ""
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best of several methods, tested against the others."""
+
+    name: str
+    p: Mapping[str, float]
+    """Per other method."""
+    largest: float
+    """Against the closest rival: what a star on the best one claims."""
+
+
+def best_against_others(cells: Mapping[str, Summary], *, correct: bool = False) -> Best:
+    """Test the highest mean against every other, as the paper does; `correct` applies Holm."""
+    if len(cells) < 2:
+        raise ValueError("a best one needs others")
+    name = max(cells, key=lambda key: cells[key].mean)
+    others = [key for key in cells if key != name]
+    p = [welch(cells[name], cells[key]).p for key in others]
+    if correct:
+        p = list(holm(p))
+    return Best(name, dict(zip(others, p, strict=True)), max(p))
+
+
+def iqm(scores: npt.ArrayLike) -> Array:
+    """Return the mean of the middle half of all runs of all tasks, over the last two axes.
+
+    As in the reference implementation, a quarter of the values, rounded down, is cut at each end.
+    """
+    values = _finite(scores)
+    flat = np.sort(values.reshape(*values.shape[:-2], -1), axis=-1)
+    cut = flat.shape[-1] // 4
+    return np.asarray(flat[..., cut : flat.shape[-1] - cut].mean(axis=-1))
+
+
+def mean(scores: npt.ArrayLike) -> Array:
+    """Return the mean over tasks of the mean over runs."""
+    return np.asarray(_finite(scores).mean(axis=(-2, -1)))
+
+
+def median(scores: npt.ArrayLike) -> Array:
+    """Return the median over tasks of the mean over runs."""
+    return np.asarray(np.median(_finite(scores).mean(axis=-2), axis=-1))
+
+
+def optimality_gap(scores: npt.ArrayLike, target: float = 1.0) -> Array:
+    """Return how much runs fall short of the target on average; what is above it counts as it."""
+    return np.asarray(target - np.minimum(_finite(scores), target).mean(axis=(-2, -1)))
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate with its confidence interval; nan where there were too few seeds."""
+
+    value: float
+    low: float
+    high: float
+    n: int
+    """Seeds per task."""
+
+    @property
+    def note(self) -> str:
+        few = self.n < FEWEST_SEEDS
+        return f"n = {self.n}: too few seeds for an interval" if few else f"n = {self.n}"
+
+
+def bootstrap(
+    scores: npt.ArrayLike,
+    aggregate: Aggregate,
+    *,
+    seed: int,
+    confidence: float = 0.95,
+    repetitions: int = 2_000,
+) -> Interval:
+    """Return an aggregate with a stratified percentile bootstrap: runs redrawn within each task."""
+    values = _finite(scores, 2)
+    runs = values.shape[0]
+    estimate = float(aggregate(values))
+    if runs < FEWEST_SEEDS:
+        return Interval(estimate, float("nan"), float("nan"), runs)
+    draws = np.concatenate([aggregate(redrawn) for redrawn in _redrawn(values, seed, repetitions)])
+    low, high = np.quantile(draws, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return Interval(estimate, float(low), float(high), runs)
+
+
+def sample_efficiency(
+    curves: Mapping[int, npt.ArrayLike],
+    aggregate: Aggregate,
+    *,
+    seed: int,
+    confidence: float = 0.95,
+    repetitions: int = 2_000,
+) -> dict[int, Interval]:
+    """Return an aggregate with its pointwise interval at every mark; scores (runs, tasks) each.
+
+    Every mark redraws with the same seed: marks that have the same runs redraw the same ones, so a
+    curve is resampled as a whole.
+    """
+    return {
+        mark: bootstrap(
+            curves[mark], aggregate, seed=seed, confidence=confidence, repetitions=repetitions
+        )
+        for mark in sorted(curves)
+    }
+
+
+def performance_profile(scores: npt.ArrayLike, thresholds: npt.ArrayLike) -> Array:
+    """Return, per threshold, the part of all runs whose score is above it."""
+    values, marks = _finite(scores, 2), np.asarray(thresholds, dtype=np.float64)
+    return np.asarray((values[..., None] > marks).mean(axis=(0, 1)))
+
+
+def profile_band(
+    scores: npt.ArrayLike,
+    thresholds: npt.ArrayLike,
+    *,
+    seed: int,
+    confidence: float = 0.95,
+    repetitions: int = 2_000,
+) -> tuple[Array, Array]:
+    """Return the pointwise bootstrap band of a performance profile."""
+    values = _finite(scores, 2)
+    marks = np.asarray(thresholds, dtype=np.float64)
+    if values.shape[0] < FEWEST_SEEDS:
+        nothing = np.full(marks.shape, np.nan)
+        return nothing, nothing
+    draws = np.concatenate(
+        [
+            np.stack([performance_profile(one, marks) for one in redrawn])
+            for redrawn in _redrawn(values, seed, repetitions)
+        ]
+    )
+    low, high = np.quantile(draws, [(1 - confidence) / 2, (1 + confidence) / 2], axis=0)
+    return low, high
+
+
+def probability_of_improvement(first: npt.ArrayLike, second: npt.ArrayLike) -> Array:
+    """Return how likely a run of the first beats one of the second on a random task.
+
+    The mean over tasks of the Mann-Whitney statistic; a tie counts as half. Shapes (..., runs,
+    tasks); the numbers of runs may differ, the tasks may not.
+    """
+    one, other = _finite(first), _finite(second)
+    if one.shape[-1] != other.shape[-1]:
+        raise ValueError(f"{one.shape[-1]} tasks against {other.shape[-1]}: they must be the same")
+    pairs = one[..., :, None, :] - other[..., None, :, :]
+    wins = (pairs > 0).mean(axis=(-3, -2)) + 0.5 * (pairs == 0).mean(axis=(-3, -2))
+    return np.asarray(wins.mean(axis=-1))
+
+
+def improvement_interval(
+    first: npt.ArrayLike,
+    second: npt.ArrayLike,
+    *,
+    seed: int,
+    confidence: float = 0.95,
+    repetitions: int = 2_000,
+) -> Interval:
+    """Return the probability of improvement with its bootstrap interval."""
+    one, other = _finite(first, 2), _finite(second, 2)
+    estimate = float(probability_of_improvement(one, other))
+    n = min(len(one), len(other))
+    if n < FEWEST_SEEDS:
+        return Interval(estimate, float("nan"), float("nan"), n)
+    left, right = np.random.SeedSequence(seed).spawn(2)
+    draws = np.concatenate(
+        [
+            probability_of_improvement(a, b)
+            for a, b in zip(
+                _redrawn(one, left, repetitions), _redrawn(other, right, repetitions), strict=True
+            )
+        ]
+    )
+    low, high = np.quantile(draws, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return Interval(estimate, float(low), float(high), n)
+
+
+def failed(scores: npt.ArrayLike, below: float) -> int:
+    """Count runs that ended below a score: seeds that never learned."""
+    return int((_finite(scores) < below).sum())
+
+
+def _redrawn(
+    values: Array, seed: int | np.random.SeedSequence, repetitions: int, block: int = 500
+) -> list[Array]:
+    """Return resampled copies of (runs, tasks) in blocks of (<= block, runs, tasks)."""
+    rng = np.random.default_rng(seed)
+    runs, tasks = values.shape
+    blocks = []
+    for start in range(0, repetitions, block):
+        number = min(block, repetitions - start)
+        chosen = rng.integers(0, runs, (number, runs, tasks))
+        blocks.append(np.take_along_axis(values[None], chosen, axis=1))
+    return blocks
+
+
+def _finite(scores: npt.ArrayLike, dimensions: int | None = None) -> Array:
+    """Return the scores as floats; refuse what would spread silently, such as nan."""
+    values: Any = np.asarray(scores, dtype=np.float64)
+    if dimensions is not None and values.ndim != dimensions:
+        shape = {1: "(runs,)", 2: "(runs, tasks)"}[dimensions]
+        raise ValueError(f"scores must have the shape {shape}, not {values.shape}")
+    if values.size == 0 or not np.isfinite(values).all():
+        raise ValueError("scores must be finite and there must be some")
+    return np.asarray(values)

@@ -1,0 +1,1 @@
+"""Many runs as one thing: what to run (plan), how (engines), what came out (store)."""

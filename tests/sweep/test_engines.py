@@ -1,0 +1,183 @@
+"""Engines: a sweep end to end, failures beside successes, killed runs that go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from kstep.cli import main
+from kstep.sweep import engines
+from kstep.sweep.engines import Local, Slot, carry_out, divide
+from kstep.sweep.plan import RunSpec, is_locked, plan, read, status
+from kstep.types import KstepError
+
+pytestmark = pytest.mark.timeout(600)
+
+OFTEN = Slot(checkpoint_minutes=0.002)
+
+
+def specs_in(folder: Path, *methods: str, seeds: int = 1, env_steps: int = 120) -> list[RunSpec]:
+    names = ", ".join(f'"{name}"' for name in methods)
+    folder.mkdir(exist_ok=True)
+    file = folder / "tiny.toml"
+    file.write_text(
+        f'tasks = ["toy_reach"]\n[[group]]\nmethods = [{names}]\nseeds = "1-{seeds}"\n'
+        f"env_steps = {env_steps}\n"
+    )
+    return plan(read(str(file), "debug"), folder / "runs")
+
+
+def results(spec: RunSpec) -> bytes:
+    return (spec.folder / "evaluations.jsonl").read_bytes()
+
+
+def wait_until(condition: object, seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.02)
+
+
+def test_cores_and_memory_are_divided() -> None:
+    main_sweep = plan(read("main"), tasks=["walker_walk"], methods=["ksl"])
+    assert len(main_sweep) == 10
+    workers, slot = divide(main_sweep, cores=8, memory_gb=64)
+    assert (workers, slot.threads, slot.overlap) == (8, 1, "off")
+    assert slot.memory_gb == pytest.approx(3.5, abs=0.1)
+    workers, slot = divide(main_sweep, cores=40, memory_gb=64)
+    assert (workers, slot.threads) == (10, 4)
+    workers, slot = divide(main_sweep, cores=16, memory_gb=10)  # room for two
+    assert (workers, slot.threads) == (2, 8)
+    workers, slot = divide(main_sweep, cores=8, memory_gb=64, alone=True)
+    assert (workers, slot.threads) == (1, 8)
+    workers, slot = divide(main_sweep, cores=8, memory_gb=64, threads=3)
+    assert (workers, slot.threads, slot.overlap) == (2, 3, "auto")
+    workers, slot = divide(main_sweep, cores=2, memory_gb=float("inf"), threads=1)
+    assert (workers, slot.threads) == (2, 1)  # a cluster's memory is for the cluster to count
+    with pytest.raises(KstepError, match="needs about"):
+        divide(main_sweep, cores=8, memory_gb=2)
+
+
+def test_from_the_command_line_to_the_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs, table = tmp_path / "runs", tmp_path / "results.parquet"
+    command = ["sweep", "main", "--scale", "debug", "--methods", "ksl", "sac_state"]
+    command += ["--seeds", "1", "--runs", str(runs), "--workers", "2", "--threads", "1"]
+    main([*command, "--plan"])
+    assert "2 runs: 2 missing" in capsys.readouterr().out
+    assert not runs.exists()
+    main(command)
+    assert "sweep ended: 2 done" in capsys.readouterr().out
+    main(command)
+    again = capsys.readouterr().out
+    assert "2 runs: 2 done" in again
+    assert "nothing was left to do" in again
+    polars = pytest.importorskip("polars")
+    main(["collect", str(runs), "--output", str(table)])
+    assert "2 runs read" in capsys.readouterr().out
+    frame = polars.read_parquet(table)
+    assert set(frame["method"]) == {"ksl", "sac_state"}
+    assert frame["env_steps"].max() == 200
+
+
+def test_one_failure_is_recorded_and_the_others_go_on(tmp_path: Path) -> None:
+    bad, good = specs_in(tmp_path, "sac_state", seeds=2)
+    bad.folder.mkdir(parents=True)
+    (bad.folder / "somebody's file").touch()
+    outcomes = dict(event for event in Local(1).run([bad, good], Slot(), 1) if event)
+    assert outcomes[good].result == "done"
+    assert outcomes[bad].result == "failed"
+    assert outcomes[bad].attempts == 1  # it would end the same way again
+    assert "is not a run of kstep" in outcomes[bad].error
+    assert status(bad).state == "failed"
+    assert "is not a run of kstep" in status(bad).problem
+
+
+def test_a_killed_run_goes_on_and_ends_as_if_undisturbed(tmp_path: Path) -> None:
+    for name in ("calm", "killed"):
+        (tmp_path / name).mkdir()
+    (calm,) = specs_in(tmp_path / "calm", "sac_state", env_steps=300)
+    (killed,) = specs_in(tmp_path / "killed", "sac_state", env_steps=300)
+    assert carry_out(calm, OFTEN).result == "done"
+
+    def kill_once() -> None:
+        lock = killed.folder / "lock"
+        wait_until(lambda: len(list(killed.folder.glob("checkpoints/0*"))) > 1)
+        os.kill(int(lock.read_text()), signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_once)
+    killer.start()
+    outcome = carry_out(killed, OFTEN, retries=2)
+    killer.join()
+    assert (outcome.result, outcome.attempts) == ("done", 2)
+    assert results(killed) == results(calm)
+    first, second = map(json.loads, killed.attempts.read_text().splitlines())
+    assert "killed by SIGKILL" in first["error"]
+    assert first["decisions"] > 0
+    assert first["decisions"] + second["decisions"] == 300
+
+
+def test_a_larger_budget_goes_on_with_what_is_there(tmp_path: Path) -> None:
+    (small,) = specs_in(tmp_path, "sac_state", env_steps=60)
+    assert carry_out(small, Slot()).result == "done"
+    large = replace(small, env_steps=200)
+    assert (status(large).state, status(large).env_steps) == ("partly", 60)
+    assert carry_out(large, Slot()).result == "done"
+    assert "going on at 60 env steps" in large.log.read_text()
+    (at_once,) = specs_in(tmp_path / "at_once", "sac_state", env_steps=200)
+    assert carry_out(at_once, Slot()).result == "done"
+    # The same but for the evaluation at the end of the small budget.
+    assert set(results(at_once).splitlines()) < set(results(large).splitlines())
+
+
+def test_stopping_writes_a_checkpoint_and_nothing_outlives_its_starter(tmp_path: Path) -> None:
+    (spec,) = specs_in(tmp_path, "sac_state", env_steps=1_000_000)
+    code = (
+        "import sys, pickle; from kstep.sweep.engines import carry_out, Slot\n"
+        "carry_out(pickle.loads(sys.stdin.buffer.read()), Slot())"
+    )
+    import pickle
+
+    starter = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
+    assert starter.stdin is not None
+    starter.stdin.write(pickle.dumps(spec))
+    starter.stdin.close()
+    lock = spec.folder / "lock"
+    wait_until(lambda: lock.exists() and lock.read_text() and is_locked(spec.folder))
+    evaluations = spec.folder / "evaluations.jsonl"
+    wait_until(lambda: evaluations.exists() and evaluations.stat().st_size > 0)
+    assert status(spec).state == "running"
+    process = psutil.Process(int(lock.read_text()))
+    # A second writer is kept out and does not count as a failure.
+    quick = replace(spec, env_steps=10)
+    patience, engines.PATIENCE = engines.PATIENCE, 0.5
+    try:
+        assert carry_out(quick, Slot()).result == "busy"
+    finally:
+        engines.PATIENCE = patience
+    starter.kill()
+    starter.wait()
+    wait_until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
+    assert not is_locked(spec.folder)
+    assert list(spec.folder.glob("checkpoints/0*"))
+    # Stopped through its engine, it goes on from there and stops again.
+    before = status(spec).env_steps
+    events = Local(1).run([spec], Slot(), 1)
+    wait_until(lambda: next(events) is None and is_locked(spec.folder))
+    time.sleep(1)
+    events.close()
+    assert not is_locked(spec.folder)
+    assert status(spec).state == "partly"
+    assert status(spec).env_steps >= before
+    assert json.loads(spec.attempts.read_text().splitlines()[-1])["outcome"] == "stopped"

@@ -1,0 +1,260 @@
+"""Plans: the paper's experiments at their size, what run folders say, and linear bookkeeping."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections import Counter
+from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from kstep.run import Run
+from kstep.sweep import plan as planning
+from kstep.sweep.plan import RunSpec, count, estimate, numbers, plan, read, shipped, status
+from kstep.types import KstepError
+
+PLANET = 6
+
+
+@pytest.mark.parametrize(
+    ("name", "runs"),
+    [
+        ("main", 7 * PLANET * 10),
+        ("tangential", 4 * PLANET * 10),
+        ("generalization", 5 * PLANET * 5),
+        ("wall-clock", 6 * 3),
+        ("k-l-grid", 9 * 5),
+        ("conv-transition", PLANET * 15),
+        ("optimizers", 2 * 2 * 5),
+        ("representations", 6 * 5),
+    ],
+)
+def test_the_papers_experiments_have_the_papers_size(name: str, runs: int) -> None:
+    specs = plan(read(name))
+    assert len(specs) == runs
+    assert {spec.preset for spec in specs} == {"paper"}
+    assert len({spec.folder for spec in specs}) == len({spec.digest for spec in specs}) == runs
+
+
+def test_every_shipped_experiment_has_every_scale() -> None:
+    assert len(shipped()) == 8
+    for name in shipped():
+        for scale in planning.SCALES:
+            sweep = read(name, scale)
+            specs = plan(sweep)
+            assert {spec.preset for spec in specs} == {scale}
+            assert max(sweep.marks) <= max(spec.env_steps for spec in specs)
+    assert {spec.task for spec in plan(read("main", "debug"))} == {"toy_reach"}
+
+
+def test_proto_rl_has_runs_of_its_own_for_each_mark() -> None:
+    specs = [s for s in plan(read("tangential"), tasks=["walker_walk"]) if s.method == "proto_rl"]
+    assert {(s.env_steps, s.overrides) for s in specs} == {
+        (100_000, ("method.exploration.env_steps=50000",)),
+        (500_000, ("method.exploration.env_steps=250000",)),
+    }
+
+
+def test_a_spec_is_what_the_command_line_would_make_of_it() -> None:
+    from kstep.config import digest, resolve
+
+    for spec in plan(read("tangential", "debug")):
+        words = spec.arguments()
+        overrides = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
+        experiment = resolve(
+            words[1],
+            words[2],
+            preset=words[4],
+            seed=int(words[6]),
+            env_steps=int(words[8]),
+            overrides=overrides,
+        )
+        assert digest(experiment) == spec.digest
+        assert Run.default_folder(Path("runs"), experiment, bool(overrides)) == spec.folder
+
+
+def test_less_of_a_sweep() -> None:
+    sweep = read("main", "cpu")
+    specs = plan(sweep, tasks=["cartpole_swingup"], methods=["ksl", "drq"], seeds=numbers("1-2,5"))
+    assert [(s.method, s.seed) for s in specs] == [
+        (method, seed) for seed in (1, 2, 5) for method in ("ksl", "drq")
+    ]
+    with pytest.raises(KstepError, match="has no method 'proto_rl'"):
+        plan(sweep, methods=["proto_rl"])
+
+
+@pytest.mark.parametrize("text", ["", "a", "3-1", "1-", "-2", "1,,2"])
+def test_seeds_that_are_none(text: str) -> None:
+    with pytest.raises(KstepError):
+        numbers(text)
+
+
+def test_mistakes_in_experiments_are_named(tmp_path: Path) -> None:
+    with pytest.raises(KstepError, match="Did you mean 'main'"):
+        read("mian")
+    with pytest.raises(KstepError, match="unknown scale"):
+        read("main", "huge")
+    file = tmp_path / "mine.toml"
+    file.write_text('tasks = ["toy_reach"]\nmethod = []\n')
+    with pytest.raises(KstepError, match="unknown key 'method'"):
+        read(str(file))
+    file.write_text('tasks = ["toy_reach"]\n[[group]]\nmethods = ["ksk"]\nseeds = 1\nenv_steps=9\n')
+    with pytest.raises(KstepError, match="Did you mean 'ksl'"):
+        read(str(file))
+    file.write_text(file.read_text().replace("ksk", "ksl"))
+    (spec,) = plan(read(str(file)))
+    assert (spec.seed, spec.env_steps, spec.preset) == (1, 9, "paper")
+
+
+def pretend(spec: RunSpec, env_steps: int, *, saved: bool, decisions: int = 7) -> None:
+    """Write what a run folder has after that many steps."""
+    (spec.folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+    (spec.folder / "config.json").write_text(json.dumps({"digest": spec.digest}))
+    row = {"mark": 0, "env_steps": env_steps, "decisions": decisions, "returns": [1.0]}
+    (spec.folder / "evaluations.jsonl").write_text(json.dumps(row) + "\n")
+    if saved:
+        (spec.folder / "checkpoints" / f"{decisions:09d}").mkdir(exist_ok=True)
+
+
+def test_status_is_what_the_folder_says(tmp_path: Path) -> None:
+    spec, *_ = plan(read("main", "debug"), tmp_path)
+    assert status(spec).state == "missing"
+    pretend(spec, 100, saved=True)
+    assert (status(spec).state, status(spec).env_steps) == ("partly", 100)
+    with (spec.folder / "lock").open("a+") as file:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert status(spec).state == "running"
+    failed = {"outcome": "failed", "code": 1, "error": "Traceback\nValueError: no\n"}
+    spec.attempts.write_text(json.dumps(failed) + "\n")
+    assert status(spec) == planning.Status("failed", 100, "ValueError: no")
+    pretend(spec, 200, saved=False, decisions=9)
+    assert status(spec).state == "failed"  # evaluated, but its end was not saved
+    pretend(spec, 200, saved=True, decisions=9)
+    assert status(spec).state == "done"
+    (spec.folder / "config.json").write_text(json.dumps({"digest": "another"}))
+    assert "another experiment" in status(spec).problem
+
+
+def test_half_written_lines_are_passed_over(tmp_path: Path) -> None:
+    spec, *_ = plan(read("main", "debug"), tmp_path)
+    pretend(spec, 100, saved=True)
+    with (spec.folder / "evaluations.jsonl").open("a") as file:
+        file.write('{"env_steps": 99')
+    assert status(spec).env_steps == 100
+
+
+def test_estimates_use_what_was_measured(tmp_path: Path) -> None:
+    specs = plan(read("main", "cpu"), tmp_path, tasks=["cartpole_swingup"], methods=["ksl"])
+    before = estimate(specs, [status(spec) for spec in specs])
+    assert before.measured == 0
+    assert 1 < before.core_hours < 100
+    assert 1.3 < before.memory_gb < 1.7  # 12,500 decisions of 84 x 84 x 3
+    row = {"outcome": "done", "decisions": 1000, "seconds": 50.0, "threads": 2}
+    specs[0].attempts.parent.mkdir(parents=True)
+    specs[0].attempts.write_text(json.dumps(row) + "\n")
+    speeds = planning.measured_speeds(specs)
+    assert speeds == {("ksl", "cartpole_swingup", "cpu"): 0.1}
+    after = estimate(specs, [status(spec) for spec in specs], speeds)
+    assert after.measured == 3
+    assert after.core_hours == pytest.approx(3 * 12_500 * 0.1 / 3600)
+    assert after.hours(cores=2) == pytest.approx(after.core_hours / 2)
+    assert after.hours(cores=100) == pytest.approx(after.longest_core_hours)
+
+
+def test_assumed_passes_are_those_of_the_docs() -> None:
+    table = (Path(__file__).parents[2] / "docs" / "methods" / "README.md").read_text()
+    documented = {
+        name: [float(forward), float(backward)]
+        for name, forward, backward in re.findall(
+            r"^\| `([\w-]+)` \|.*\| ([\d.]+) \+ ([\d.]+) \|", table, flags=re.MULTILINE
+        )
+    }
+    for name, passes in planning._assumed()["passes"].items():
+        assert documented[name] == passes
+
+
+def many(folder: Path, runs: int) -> list[RunSpec]:
+    """A plan of so many runs: ten cells, the rest are seeds."""
+    file = folder / "many.toml"
+    names = ", ".join(f'"{name}"' for name in ("ksl", "rad", "drq", "curl", "sac_ae"))
+    file.write_text(
+        'tasks = ["toy_reach", "cartpole_swingup"]\n'
+        f'[[group]]\nmethods = [{names}]\nseeds = "1-{runs // 10}"\nenv_steps = 500\n'
+    )
+    return plan(read(str(file)), folder / str(runs))
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, module: object, *names: str) -> Counter[str]:
+    """Count the calls of functions that cost something: reading a file, making a configuration."""
+    calls: Counter[str] = Counter()
+
+    def counting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            calls[name] += 1
+            return function(*arguments, **options)
+
+        return call
+
+    for name in names:
+        monkeypatch.setattr(module, name, counting(name, getattr(module, name)))
+    return calls
+
+
+@pytest.mark.timeout(300)
+def test_ten_thousand_runs_are_planned_and_read_with_linear_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads = ("_read_json", "_last_row", "_rows", "is_locked", "_newest_checkpoint")
+    calls = counted(monkeypatch, planning, "resolve", "digest", *reads)
+    work = {}
+    for runs in (1_000, 10_000):
+        calls.clear()
+        started = time.process_time()
+        specs = many(tmp_path, runs)
+        assert len(specs) == runs
+        planned = time.process_time() - started
+        for spec in specs[: runs // 2]:
+            pretend(spec, 500 if spec.seed % 2 else 100, saved=True)
+        started = time.process_time()
+        statuses = [status(spec) for spec in specs]
+        estimate(specs, statuses, planning.measured_speeds(specs))
+        print(f"{runs:,} runs: {planned + time.process_time() - started:.2f} seconds")
+        work[runs] = dict(calls)
+    found = count(statuses)
+    assert (found["done"], found["partly"], found["missing"]) == (2_500, 2_500, 5_000)
+    few, most = work[1_000], work[10_000]
+    # Configurations are made once per cell; a run costs one digest and at most six small reads.
+    assert few["resolve"] == most["resolve"] <= 20
+    assert most["digest"] - 10_000 == few["digest"] - 1_000 <= 20
+    assert {name: most[name] for name in reads} == {name: 10 * few[name] for name in reads}
+    assert sum(most[name] for name in reads) <= 6 * 10_000
+
+
+@pytest.mark.timeout(300)
+def test_ten_thousand_runs_go_through_the_queue_with_linear_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The local queue and its bookkeeping, with runs that take no time."""
+    from kstep.sweep import engines, watch
+
+    calls = counted(monkeypatch, planning, "status")
+    monkeypatch.setattr(engines, "carry_out", lambda *_: engines.Outcome("done"))
+    for runs in (1_000, 10_000):
+        calls.clear()
+        specs = many(tmp_path, runs)
+        started = time.process_time()
+        out = Console(file=StringIO(), soft_wrap=True)
+        outcomes = watch.conduct(engines.Local(16), specs, engines.Slot(), 1, out)
+        print(f"{runs:,} runs: {time.process_time() - started:.2f} seconds")
+        assert set(outcomes) == set(specs)
+        assert {outcome.result for outcome in outcomes.values()} == {"done"}
+        assert calls["status"] == runs
+        assert f"({runs} of {runs})" in out.file.getvalue()  # type: ignore[attr-defined]
