@@ -272,7 +272,7 @@ class Agent:
         if drawn.slow_latents is None:
             with torch.no_grad():
                 later = drawn.sequences.observation[:, 1:]
-                drawn.slow_latents = self.slow_encoder(later.flatten(0, 1))
+                drawn.slow_latents = self.slow_encoder(later.transpose(0, 1).flatten(0, 1))
         return drawn.slow_latents
 
     def _update_actor(self, batch: TransitionBatch) -> Metrics:
@@ -309,11 +309,9 @@ class Agent:
                 batch,
                 reward=self._reward(batch, drawn),
                 latent=drawn.latent,
-                slow_next_latent=(
-                    None
-                    if slow_latents is None
-                    else slow_latents.view(len(batch.reward), self.batches.horizon, -1)[:, 0]
-                ),
+                slow_next_latent=None
+                if slow_latents is None
+                else slow_latents[: len(batch.reward)],
             )
         return drawn.prepared
 

@@ -224,15 +224,23 @@ def _in_one_pass(
     *lead, stacked, full_height, full_width, channels = observation.shape
     last = full_height + 2 * pad - height, full_width + 2 * pad - width
     _checked_offsets(offsets, lead, *last)
+    # Sequences (B, T, ...) lie in memory in order of time, all first observations side by side:
+    # that is how they are encoded, and no further copy is needed for it.
+    order = list(reversed(range(len(lead))))
     views = library.stacks(
         observation.ring,
-        np.ascontiguousarray(observation.slots.reshape(-1, stacked), np.int64),
-        np.ascontiguousarray(offsets.reshape(-1, 2), np.int64),
+        _flat(observation.slots.transpose(*order, -1)),
+        _flat(offsets.transpose(*order, -1)),
         (height, width),
         pad=pad,
         black=black,
     )
-    return views.reshape(*lead, stacked, height, width, channels)
+    views = views.reshape(*reversed(lead), stacked, height, width, channels)
+    return views.transpose(*order, *range(len(lead), len(lead) + 4))
+
+
+def _flat(numbers: Array) -> Array:
+    return np.ascontiguousarray(numbers.reshape(-1, numbers.shape[-1]), np.int64)
 
 
 def _pad_and_crop(

@@ -30,7 +30,7 @@ class Drawn:
     sequences: SequenceBatch | None = None
     """Where transitions are the beginnings of sequences."""
     slow_latents: Tensor | None = None
-    """(B * T, D) of all observations but the first, where both losses need some of them."""
+    """(T * B, D) of all observations but the first, where both losses need some of them."""
     latent: Tensor | None = None
     """(B, D) of the first observations, with its graph, where it serves both losses."""
     prepared: TransitionBatch | None = None

@@ -77,7 +77,7 @@ class Optimizers:
     def _step(self, name: str, gradients: Sequence[Tensor | None]) -> None:
         parameters = self.parameters[name]
         for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient
+            parameter.grad = None if gradient is None else _laid_out_like(parameter, gradient)
         self._adams[name].step()
         for parameter in parameters:
             parameter.grad = None
@@ -106,7 +106,7 @@ class Optimizers:
             for key, parameter in group.named_parameters():
                 prefix = f"{name}/{key}/"
                 state[parameter] = {
-                    path.removeprefix(prefix): _laid_out_like(parameter, value)
+                    path.removeprefix(prefix): _laid_out_like(parameter, value.clone())
                     for path, value in tensors.items()
                     if path.startswith(prefix)
                 }
@@ -123,15 +123,15 @@ class Optimizers:
                 seen[id(parameter)] = place
 
 
-def _laid_out_like(parameter: Tensor, saved: Tensor) -> Tensor:
-    """Copy a saved moment into the parameter's memory layout.
+def _laid_out_like(parameter: Tensor, tensor: Tensor) -> Tensor:
+    """Return a gradient or a moment in the parameter's memory layout.
 
-    Fused Adam walks through memory side by side: moments stored in another order than a
+    Fused Adam walks through memory side by side: what is stored in another order than a
     channels-last weight would silently belong to other entries.
     """
-    if saved.shape != parameter.shape:
-        return saved.clone()  # the count of steps
-    return torch.empty_like(parameter, requires_grad=False).copy_(saved)
+    if tensor.shape != parameter.shape or tensor.stride() == parameter.stride():
+        return tensor  # of another shape: the count of steps
+    return torch.empty_like(parameter, requires_grad=False).copy_(tensor)
 
 
 def _adam(group: Group) -> torch.optim.Adam:

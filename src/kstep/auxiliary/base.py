@@ -54,7 +54,8 @@ class AuxiliaryConfig(abc.ABC):
     @property
     def encodes_first_and_rest(self) -> bool:
         """Whether the loss asks for the latents of the first observations, for the slow latents of
-        all later ones in order, and for nothing else: then an agent may answer with what it has."""
+        all later ones in order of time, (T * B, D), and for nothing else: then an agent may answer
+        with what it has."""
         return False
 
     @abc.abstractmethod

@@ -208,6 +208,7 @@ class KSL(AuxiliaryTask):
     @torch.no_grad()
     def targets(self, encode_slow: Encode, observation: Tensor) -> Tensor:
         """Project the slow latents of the future states (B, k, S, ...) as one batch: (B, k, D)."""
-        latents = encode_slow(observation.flatten(0, 1))
+        # In order of time, in which sequences lie in memory.
+        latents = encode_slow(observation.transpose(0, 1).flatten(0, 1))
         targets: Tensor = self.slow_projector(latents)
-        return targets.view(*observation.shape[:2], -1)
+        return targets.view(observation.shape[1], observation.shape[0], -1).transpose(0, 1)
