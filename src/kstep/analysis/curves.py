@@ -1,0 +1,42 @@
+"""Lines over training: the figure most questions share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from matplotlib.figure import Figure
+
+Value: TypeAlias = str | int | float
+Row: TypeAlias = Mapping[str, Value]
+"""One line of a table: `label`, `task`, `seed` and `env_steps` say of which encoder."""
+
+
+def panels(rows: Sequence[Row], titles: Mapping[str, str], level: str | None = None) -> Figure:
+    """Draw one panel per column in `titles`; `level` is a column to draw as a dashed line."""
+    shown = Figure(figsize=(4.6 * len(titles), 3.4), layout="constrained")
+    for axes, (column, title) in zip(
+        np.atleast_1d(np.asarray(shown.subplots(1, len(titles)))), titles.items(), strict=True
+    ):
+        lines(axes, rows, column)
+        if level is not None:
+            axes.axhline(float(rows[0][level]), color="grey", linestyle="--", label=level)
+        axes.set(title=title, xlabel="env_steps")
+        axes.legend(fontsize="small")
+    return shown
+
+
+def lines(axes: Any, rows: Sequence[Row], column: str) -> None:
+    """Draw a line per label: the mean over seeds, and one standard deviation as a band."""
+    for label in dict.fromkeys(str(row["label"]) for row in rows):
+        own = [row for row in rows if row["label"] == label]
+        marks = sorted({int(row["env_steps"]) for row in own})
+        values = [[float(r[column]) for r in own if r["env_steps"] == mark] for mark in marks]
+        mean = np.array([np.mean(v) for v in values])
+        deviation = np.array([np.std(v) for v in values])
+        (line,) = axes.plot(marks, mean, marker="o", markersize=3, label=label)
+        if max(len(v) for v in values) > 1:
+            axes.fill_between(
+                marks, mean - deviation, mean + deviation, color=line.get_color(), alpha=0.2
+            )

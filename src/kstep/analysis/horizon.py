@@ -1,0 +1,66 @@
+"""How many decisions ahead does KSL's transition model know more than "nothing changes"?
+
+Beyond the paper. The model is asked for many more steps than the k it was trained on. What it predicts
+is compared, as in its loss, with what the slow encoder makes of the state really reached:
+|y/|y| - t/|t||^2. Standing still is the rival: the slow encoder's view of where it started, kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from kstep.analysis.curves import Row
+from kstep.types import Array
+
+
+@dataclass(frozen=True)
+class Horizon:
+    """How far predictions carry."""
+
+    steps: int
+    """First steps in a row in which the model is closer than standing still."""
+    model: Array
+    """(J,) mean squared distance of unit vectors, 1 to J decisions ahead."""
+    still: Array
+    """(J,) the same for standing still."""
+
+
+def horizon(predicted: Array, reached: Array, start: Array) -> Horizon:
+    """Measure predictions (N, J, D) against targets reached (N, J, D) from starts (N, D)."""
+    goal = _unit(reached)
+    model = np.mean(np.sum((_unit(predicted) - goal) ** 2, axis=-1), axis=0)
+    still = np.mean(np.sum((_unit(start)[:, None] - goal) ** 2, axis=-1), axis=0)
+    worse = np.flatnonzero(model >= still)
+    return Horizon(int(worse[0]) if len(worse) else len(model), model, still)
+
+
+def _unit(vectors: Array) -> Array:
+    vectors = np.asarray(vectors, np.float64)
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
+
+
+def figure(rows: Sequence[Row]) -> Figure:
+    """Draw both distances over decisions ahead, one pair of lines per run."""
+    shown = Figure(figsize=(6.0, 3.8), layout="constrained")
+    axes = shown.subplots()
+    runs = dict.fromkeys((row["label"], row["task"], row["seed"], row["env_steps"]) for row in rows)
+    for label, task, seed, env_steps in runs:
+        own = [
+            row
+            for row in rows
+            if (row["label"], row["task"], row["seed"], row["env_steps"])
+            == (label, task, seed, env_steps)
+        ]
+        ahead = [int(row["ahead"]) for row in own]
+        name = f"{label} seed {seed} at {env_steps:,}"
+        (line,) = axes.plot(ahead, [float(row["model"]) for row in own], label=name)
+        still = [float(row["still"]) for row in own]
+        axes.plot(ahead, still, color=line.get_color(), linestyle="--")
+    axes.plot([], [], color="grey", linestyle="--", label="standing still")
+    axes.set(xlabel="decisions ahead", ylabel="squared distance of unit vectors")
+    axes.legend(fontsize="small")
+    return shown
