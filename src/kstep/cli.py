@@ -47,6 +47,8 @@ class Train:
     """Where the frames of the replay are kept; disk is slower and needs no memory."""
     overlap: Literal["auto", "on", "off"] = "auto"
     """Step the environment in a process of its own while learning; same results, bit for bit."""
+    save_encoders_every: int | None = None
+    """Also keep the encoder every so many env steps, for kstep analyze (the paper: 5000)."""
     tensorboard: bool = False
     """Also write TensorBoard events (needs the extra tb)."""
 
@@ -84,6 +86,7 @@ class Train:
             tensorboard=self.tensorboard,
             replay=self.replay,
             overlap=self.overlap,
+            save_encoders_every=self.save_encoders_every,
         )
         try:
             train(run, runtime, console)
@@ -171,6 +174,78 @@ class Film:
 
 
 @dataclass(frozen=True)
+class EvaluationSet:
+    """Collect the states that analyses ask about: greedy episodes of a trained agent.
+
+    Example: kstep evaluation-set runs/walker_walk/ksl/seed1 --output sets/walker_walk
+    """
+
+    run: Positional[Path]
+    """A run folder."""
+    output: Path
+    """The folder to make."""
+    episodes: int = 10
+    seed: int = 0
+    """Which episodes: the same seed repeats the same starts."""
+    sizes: tuple[int, ...] = ()
+    """Further frame sizes to draw, for encoders that see others (100 for crops of 84)."""
+
+    def __call__(self) -> None:
+        from rich.console import Console
+
+        from kstep.analysis.evaluation_set import collect_from
+
+        if self.episodes < 1:
+            raise KstepError(f"--episodes must be at least 1, not {self.episodes}")
+        if self.output.exists():
+            raise KstepError(f"{self.output} exists already; choose another --output")
+        states = collect_from(self.run, episodes=self.episodes, seed=self.seed, sizes=self.sizes)
+        states.save(self.output)
+        returns = states.provenance["returns"]
+        Console(soft_wrap=True).print(
+            f"{self.output}: {len(states):,} states of {self.episodes} episodes, "
+            f"returns {min(returns):.1f} to {max(returns):.1f}",
+            highlight=False,
+        )
+
+
+@dataclass(frozen=True)
+class Analyze:
+    """Ask what encoders learned: tables as CSV, figures as PNG.
+
+    Example: kstep analyze reward-mse runs/walker_walk/*/seed* --on sets/walker_walk
+    """
+
+    question: Positional[str]
+    """reward-pca, reward-mse, perturbation, temporal, gradients, collapse, state-probe, horizon or
+    saliency; latents: all five that need one encoding of the states."""
+    encoders: Positional[tuple[Path, ...]]
+    """Run folders (all encoders they saved, or the newest checkpoint) or saved encoders."""
+    on: Path
+    """An evaluation set (kstep evaluation-set)."""
+    output: Path = Path("analysis")
+    """Where tables and figures go; those of the same question are replaced."""
+    at: tuple[int, ...] = ()
+    """Only encoders saved at these env steps (the paper's PCA: 5000 10000 15000)."""
+    episodes: int | None = None
+    """Use only the set's first few episodes, where time is short."""
+    threads: int | None = None
+
+    def __call__(self) -> None:
+        from kstep.analysis import command
+
+        command.run(
+            self.question,
+            self.encoders,
+            on=self.on,
+            output=self.output,
+            at=self.at,
+            episodes=self.episodes,
+            threads=self.threads,
+        )
+
+
+@dataclass(frozen=True)
 class Show:
     """Explain a method (who owns what, which loss reaches what), or where two methods differ.
 
@@ -245,6 +320,8 @@ Verb = (
     Annotated[Train, tyro.conf.subcommand("train")]
     | Annotated[Eval, tyro.conf.subcommand("eval")]
     | Annotated[Film, tyro.conf.subcommand("film")]
+    | Annotated[EvaluationSet, tyro.conf.subcommand("evaluation-set")]
+    | Annotated[Analyze, tyro.conf.subcommand("analyze")]
     | Annotated[Show, tyro.conf.subcommand("show")]
     | Annotated[List, tyro.conf.subcommand("list")]
     | Annotated[Doctor, tyro.conf.subcommand("doctor")]
@@ -256,7 +333,7 @@ def main(arguments: list[str] | None = None) -> None:
     # By default idle OpenMP threads spin for milliseconds, which makes a run many times slower as
     # soon as anything else wants a core. Twenty thousand turns are some 50 us. Read by torch.
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
-    verb: Train | Eval | Film | Show | List | Doctor = tyro.cli(
+    verb: Train | Eval | Film | EvaluationSet | Analyze | Show | List | Doctor = tyro.cli(
         Verb,
         args=arguments,
         prog="kstep",

@@ -19,7 +19,7 @@ from typing import Literal
 import torch
 from rich.console import Console
 
-from kstep import checkpoint, envs, system
+from kstep import checkpoint, encoders, envs, system
 from kstep.agent import Agent
 from kstep.checkpoint import Positions, Session
 from kstep.config import Experiment
@@ -50,6 +50,9 @@ class Runtime:
     overlap: Literal["auto", "on", "off"] = "auto"
     """Whether the environment moves in a process of its own while the agent learns. The results are
     the same bit for bit. `auto`: for simulated pixels, where a core is free for it."""
+    save_encoders_every: int | None = None
+    """env_steps between saved encoders, for analyses; the first weights and the last are saved as
+    well. None: no encoder is saved apart from the checkpoints."""
 
 
 class Stopped(KstepError):
@@ -82,6 +85,7 @@ def train(run: Run, runtime: Runtime, console: Console | None = None) -> None:
         # Everything that can be refused is refused before anything is written.
         spec = envs.spec_of(env)
         _refuse_impossible(experiment, spec)
+        _refuse_encoders(experiment, runtime)
         memory = replay_config(experiment, runtime)
         Replay.refuse_too_large(memory, spec, experiment.method.stack, run.folder)
         streams = Streams(experiment.seed, system.device(runtime.device))
@@ -116,6 +120,7 @@ class _Trainer:
         )
         self.initial_decisions = initial_decisions(experiment.method, self.spec)
         self.evaluation_env: ControlEnv | None = None
+        self.encoder_saved_at: int | None = None
 
     def bring_to_budget(self) -> None:
         counts, session = self.session.counts, self.session
@@ -158,6 +163,7 @@ class _Trainer:
         saved = time.monotonic()
         while counts.env_steps < budget:
             self._evaluate_if_due()
+            self._save_encoder_if_due()
             if stop.signal is not None:
                 self._save()
                 raise Stopped(f"stopped at {counts.env_steps:,} env steps; a checkpoint is written")
@@ -168,6 +174,7 @@ class _Trainer:
                 saved = time.monotonic()
         if counts.env_steps not in self.evaluated_at.values():
             self._evaluate(counts.env_steps)
+        self._save_encoder_if_due(last=True)
         self._save()
 
     def _decide(self) -> None:
@@ -250,6 +257,23 @@ class _Trainer:
             self.tensorboard.write({"evaluation/return": result.mean}, counts.env_steps)
         self.progress.evaluated(counts, result, time.monotonic() - started)
 
+    def _save_encoder_if_due(self, *, last: bool = False) -> None:
+        """Save the encoder once for every mark, as soon as env_steps reach it.
+
+        After an interruption, marks passed since the checkpoint are reached again and their files
+        replaced by equal ones.
+        """
+        every, env_steps = self.runtime.save_encoders_every, self.session.counts.env_steps
+        if every is None:
+            return
+        mark = env_steps if last and env_steps % every else env_steps // every * every
+        # A checkpoint may lie between marks: the one behind it was saved before.
+        behind = encoders.folder_of(self.run) / f"{mark:09d}.safetensors"
+        first_look = self.encoder_saved_at is None and env_steps > mark and behind.exists()
+        if mark != self.encoder_saved_at and not first_look:
+            encoders.save(self.run, self.session.agent, self.session.counts, mark)
+        self.encoder_saved_at = mark
+
     def _log(self, metrics: Metrics) -> None:
         values = scalars(metrics)
         counts = self.session.counts
@@ -305,6 +329,16 @@ def _refuse_impossible(experiment: Experiment, spec: EnvSpec) -> None:
             f"after {initial}. Set method.learning.initial_steps to {length} decisions or more, "
             "or method.sequence_rule=any"
         )
+
+
+def _refuse_encoders(experiment: Experiment, runtime: Runtime) -> None:
+    every = runtime.save_encoders_every
+    if every is None:
+        return
+    if every < 1:
+        raise KstepError(f"--save-encoders-every must be at least 1 env step, not {every}")
+    if experiment.method.observation != "pixels":
+        raise KstepError(f"'{experiment.method.name}' sees the state: it has no encoder to save")
 
 
 def replay_config(experiment: Experiment, runtime: Runtime) -> ReplayConfig:

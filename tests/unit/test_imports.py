@@ -24,6 +24,7 @@ LAYERS = [
         "film",
         "play",
         "show",
+        "encoders",
         "analysis",
     },
     {"train", "doctor"},

@@ -1,7 +1,7 @@
 """Do the latents use the room they have?
 
-A representation has collapsed when many directions carry nothing. Beyond the paper, which shows that
-latents can be steady but not that they still say something.
+A representation has collapsed when many directions carry nothing. Beyond the paper, which shows
+that latents can be steady but not that they still say something.
 
 Effective rank: exp of the entropy of the normalized singular values (Roy & Vetterli 2007).
 Uniformity: log mean exp(-2 |x - y|^2) over pairs of unit latents (Wang & Isola 2020,

@@ -1,7 +1,7 @@
 """Linear fits from latents, and how to hold states out honestly.
 
-Neighbouring states of one episode resemble each other, so what is held out is always whole episodes;
-where there is only one, a stretch of its time.
+Neighbouring states of one episode resemble each other, so what is held out is always whole
+episodes; where there is only one, a stretch of its time.
 """
 
 from __future__ import annotations

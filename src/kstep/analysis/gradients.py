@@ -1,8 +1,8 @@
 """Do the critic's and the auxiliary task's updates of the encoder pull the same way?
 
-The paper's appendix on optimizers: the cosine between the two Adam update directions
-m_hat / (sqrt(v_hat) + eps) of the encoder's parameters; below 0 they conflict. Each direction is made
-of its own optimizer's moments, its own count of updates and Adam's own epsilon. The notebook that was
+The paper's appendix on optimizers: the cosine between the two Adam update directions m_hat /
+(sqrt(v_hat) + eps) of the encoder's parameters; below 0 they conflict. Each direction is made of
+its own optimizer's moments, its own count of updates and Adam's own epsilon. The notebook that was
 released with the paper mixes the auxiliary moments into both (D29).
 """
 
@@ -58,8 +58,8 @@ class Gradients:
 def direction(moments: Moments, betas: tuple[float, float]) -> Tensor:
     """Return Adam's update direction, before the learning rate."""
     step = float(moments["step"])
-    first = moments["exp_avg"].double() / (1.0 - betas[0] ** step)
-    second = moments["exp_avg_sq"].double() / (1.0 - betas[1] ** step)
+    first: Tensor = moments["exp_avg"].double() / (1.0 - betas[0] ** step)
+    second: Tensor = moments["exp_avg_sq"].double() / (1.0 - betas[1] ** step)
     return first / (second.sqrt() + EPSILON)
 
 

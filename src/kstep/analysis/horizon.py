@@ -1,7 +1,7 @@
 """How many decisions ahead does KSL's transition model know more than "nothing changes"?
 
-Beyond the paper. The model is asked for many more steps than the k it was trained on. What it predicts
-is compared, as in its loss, with what the slow encoder makes of the state really reached:
+Beyond the paper. The model is asked for many more steps than the k it was trained on. What it
+predicts is compared, as in its loss, with what the slow encoder makes of the state really reached:
 |y/|y| - t/|t||^2. Standing still is the rival: the slow encoder's view of where it started, kept.
 """
 
@@ -11,10 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from matplotlib.figure import Figure
 
+from kstep.agent import Agent
 from kstep.analysis.curves import Row
-from kstep.types import Array
+from kstep.analysis.evaluation_set import EvaluationSet
+from kstep.auxiliary.ksl import KSL
+from kstep.types import Array, KstepError, to_device
 
 
 @dataclass(frozen=True)
@@ -38,9 +42,44 @@ def horizon(predicted: Array, reached: Array, start: Array) -> Horizon:
     return Horizon(int(worse[0]) if len(worse) else len(model), model, still)
 
 
+@torch.no_grad()
+def predictions(agent: Agent, on: EvaluationSet, ahead: int) -> tuple[Array, Array, Array]:
+    """Let an agent's KSL task predict from every state that is followed by `ahead` more.
+
+    Returns what `horizon` takes: predicted (N, J, D), reached (N, J, D), start (N, D).
+    """
+    task = agent.task
+    if not isinstance(task, KSL):
+        raise KstepError(f"'{agent.method.name}' has no transition model of KSL to ask")
+    starts = np.flatnonzero(on.episode[:-ahead] == on.episode[ahead:])
+    if len(starts) == 0:
+        raise KstepError(f"no episode of the evaluation set is longer than {ahead} decisions")
+    encode = agent.encoder.features if task.sees == "features" else agent.encoder
+    layers = agent.core.critic.first_layers(task.borrowed_layers) if task.borrowed_layers else []
+    latents, targets = [], []
+    for stacks in on.batches(agent.spec.frame_shape[0], agent.method.stack):
+        view = to_device(agent.augment.act_view(stacks), agent.device)
+        latents.append(encode(view))
+        targets.append(task.targets(agent.task_encoder, view[:, None])[:, 0])
+    target = torch.cat(targets)
+    latent = torch.cat(latents)[starts]
+    predicted = []
+    for j in range(ahead):
+        action = to_device(on.action[starts + j], agent.device)
+        latent = task.transition(latent, action, layers)
+        predicted.append(task.predictor(task.projector(latent)))
+    reached = target[starts[:, None] + np.arange(1, ahead + 1)]
+    return (
+        torch.stack(predicted, dim=1).cpu().numpy(),
+        reached.cpu().numpy(),
+        target[starts].cpu().numpy(),
+    )
+
+
 def _unit(vectors: Array) -> Array:
     vectors = np.asarray(vectors, np.float64)
-    return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
+    unit: Array = vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
+    return unit
 
 
 def figure(rows: Sequence[Row]) -> Figure:

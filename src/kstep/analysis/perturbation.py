@@ -1,19 +1,20 @@
 """How far do latents move when the image changes but the state does not?
 
 The paper's perturbation figures: three versions of every state under random translation, random
-erasing and Gaussian noise, and the mean l2 distance between their latents; and its appendix table of
-how much that changes from one saved encoder to the next. The table's third column is titled
+erasing and Gaussian noise, and the mean l2 distance between their latents; and its appendix table
+of how much that changes from one saved encoder to the next. The table's third column is titled
 "Flipping" where text and figures say noise, so both are here (D21).
 
 What the paper leaves open, decided here: translation by up to 4 pixels each way, the border pixel
 repeated; one erased rectangle of 2 % to 33 % of the image, black (Zhong et al. 2017,
-arXiv:1708.04896, the defaults of image libraries); noise of standard deviation 0.15 where white is 1,
-cut off at black and white and rounded to bytes; a mirror image, left to right, against the original.
-All frames of a stack change alike, except that noise is drawn for every pixel.
+arXiv:1708.04896, the defaults of image libraries); noise of standard deviation 0.15 where white is
+1, cut off at black and white and rounded to bytes; a mirror image, left to right, against the
+original. All frames of a stack change alike, except that noise is drawn for every pixel.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -54,7 +55,7 @@ def erased(stacks: Array, rng: np.random.Generator) -> Array:
     height, width = stacks.shape[2:4]
     changed = stacks.copy()
     area = rng.uniform(*ERASE_AREA, len(stacks)) * height * width
-    aspect = np.exp(rng.uniform(*np.log(ERASE_ASPECT), len(stacks)))
+    aspect = np.exp(rng.uniform(math.log(ERASE_ASPECT[0]), math.log(ERASE_ASPECT[1]), len(stacks)))
     tall = np.clip(np.rint(np.sqrt(area * aspect)), 1, height).astype(int)
     wide = np.clip(np.rint(np.sqrt(area / aspect)), 1, width).astype(int)
     top = rng.integers(0, height - tall + 1)
@@ -67,7 +68,7 @@ def erased(stacks: Array, rng: np.random.Generator) -> Array:
 def noisy(stacks: Array, rng: np.random.Generator) -> Array:
     noise = rng.standard_normal(stacks.shape, np.float32) * np.float32(255 * NOISE)
     noise += stacks
-    return np.rint(np.clip(noise, 0.0, 255.0, out=noise)).astype(np.uint8)
+    return np.asarray(np.rint(np.clip(noise, 0.0, 255.0, out=noise)), np.uint8)
 
 
 def mirrored(stacks: Array) -> Array:

@@ -1,8 +1,8 @@
 """How well does a line through the latents predict the reward?
 
 The paper's figure of linear regressions (section 4, "Organization Around Reward"). It fits and
-measures on the same states; with 50 latent dimensions and states that resemble their neighbours that
-flatters every encoder, so the same fit is also measured on episodes it did not see.
+measures on the same states; with 50 latent dimensions and states that resemble their neighbours
+that flatters every encoder, so the same fit is also measured on episodes it did not see.
 """
 
 from __future__ import annotations

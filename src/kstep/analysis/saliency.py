@@ -2,11 +2,11 @@
 
 Beyond the paper. Two maps per state, both at the size of the image:
 
-- attention: mean square of the last convolution's activations, enlarged (Zagoruyko & Komodakis 2017,
-  arXiv:1612.03928): where features are active;
+- attention: mean square of the last convolution's activations, enlarged (Zagoruyko & Komodakis
+  2017, arXiv:1612.03928): where features are active;
 - sensitivity: root mean square change of the latent per change of a pixel, that is the norm of the
-  Jacobian's columns, estimated without bias of its square by a few random projections of the latent:
-  what would move the latent. Frames of a stack and colours are added up.
+  Jacobian's columns, estimated without bias of its square by a few random projections of the
+  latent: what would move the latent. Frames of a stack and colours are added up.
 """
 
 from __future__ import annotations

@@ -20,8 +20,9 @@ def spread(latents: Array) -> float:
 def centred(latents: Array) -> Array:
     """Return latents without their mean, in double precision; exactly 0 if they are all equal."""
     # The mean of equal numbers is rounded, the difference of two of them is not.
-    moved = np.asarray(latents, np.float64) - np.asarray(latents[0], np.float64)
-    return moved - moved.mean(axis=0)
+    moved: Array = np.asarray(latents, np.float64) - np.asarray(latents[0], np.float64)
+    moved -= moved.mean(axis=0)
+    return moved
 
 
 def share(distance: float, latents: Array) -> float:

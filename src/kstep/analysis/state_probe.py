@@ -1,8 +1,8 @@
 """Which quantities of the simulator can be read from the latent?
 
 Beyond the paper, which supposes that good latents hold what moves smoothly, such as joint angles.
-For each quantity: R^2 of a linear fit on episodes it did not see; 1 is perfect, 0 no better than the
-mean, below 0 worse than that.
+For each quantity: R^2 of a linear fit on episodes it did not see; 1 is perfect, 0 no better than
+the mean, below 0 worse than that.
 """
 
 from __future__ import annotations

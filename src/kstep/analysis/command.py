@@ -1,0 +1,42 @@
+"""`kstep analyze`: paths in, files and a few printed lines out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from kstep.analysis.evaluation_set import EvaluationSet
+from kstep.analysis.questions import OF_LATENTS, analyze_all, find, subjects
+from kstep.types import KstepError
+
+
+def run(
+    question: str,
+    encoders: Sequence[Path],
+    *,
+    on: Path,
+    output: Path,
+    at: Sequence[int] = (),
+    episodes: int | None = None,
+    threads: int | None = None,
+) -> None:
+    """Ask a question, or `latents` for all that one encoding answers, and write what it finds."""
+    asked = [find(name) for name in (OF_LATENTS if question == "latents" else [question])]
+    states = EvaluationSet.load(on)
+    if episodes is not None:
+        if episodes < 1:
+            raise KstepError(f"--episodes must be at least 1, not {episodes}")
+        states = states.first(episodes)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    whole = asked[0].whole_runs
+    answers = analyze_all(
+        [each.name for each in asked], subjects(encoders, at, whole_runs=whole), states
+    )
+    console = Console(soft_wrap=True)
+    for answer in answers:
+        for path in answer.write(output):
+            console.print(str(path), highlight=False)
