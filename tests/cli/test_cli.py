@@ -47,11 +47,13 @@ def test_help_is_quick_and_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    for verb in ("train", "eval", "film", "show", "list", "doctor"):
+    for verb in ("train", "eval", "film", "evaluation-set", "analyze", "show", "list", "doctor"):
         assert verb in done.stdout
 
 
-@pytest.mark.parametrize("verb", ["train", "eval", "film", "show", "list", "doctor"])
+@pytest.mark.parametrize(
+    "verb", ["train", "eval", "film", "evaluation-set", "analyze", "show", "list", "doctor"]
+)
 def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main([verb, "--help"])

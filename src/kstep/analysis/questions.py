@@ -4,7 +4,8 @@
 
 or, for a function of your own,
 
-    answer = analyze("reward-mse", [Subject("mine", encode)], EvaluationSet.load("sets/walker_walk"))
+    on = EvaluationSet.load("sets/walker_walk")
+    answer = analyze("reward-mse", [Subject("mine", encode)], on)
     answer.write(Path("results"))
 """
 
