@@ -49,13 +49,15 @@ class Train:
     """Step the environment in a process of its own while learning; same results, bit for bit."""
     save_encoders_every: int | None = None
     """Also keep the encoder every so many env steps, for kstep analyze (the paper: 5000)."""
+    frozen_encoder: Path | None = None
+    """Take this encoder, saved by another run, as it is and learn only actor and critic on it."""
     tensorboard: bool = False
     """Also write TensorBoard events (needs the extra tb)."""
 
     def __call__(self) -> None:
         from rich.console import Console
 
-        from kstep import config, system
+        from kstep import config, encoders, system
         from kstep.run import Run
         from kstep.train import Runtime, Stopped, train
 
@@ -74,9 +76,11 @@ class Train:
             seed=self.seed,
             env_steps=self.env_steps,
             overrides=self.set,
+            frozen_encoder=encoders.frozen(self.frozen_encoder) if self.frozen_encoder else None,
         )
         system.device(self.device)
-        folder = self.folder or Run.default_folder(self.runs, experiment, bool(self.set))
+        special = bool(self.set) or self.frozen_encoder is not None
+        folder = self.folder or Run.default_folder(self.runs, experiment, special)
         run = Run.prepare(folder, experiment)
         console.print(f"run folder: {folder}", highlight=False)
         runtime = Runtime(
@@ -87,6 +91,7 @@ class Train:
             replay=self.replay,
             overlap=self.overlap,
             save_encoders_every=self.save_encoders_every,
+            frozen_encoder=self.frozen_encoder,
         )
         try:
             train(run, runtime, console)
@@ -218,11 +223,12 @@ class Analyze:
 
     question: Positional[str]
     """reward-pca, reward-mse, perturbation, temporal, gradients, collapse, state-probe, horizon or
-    saliency; latents: all five that need one encoding of the states."""
+    saliency; latents: all five that need one encoding of the states; transfer: the table of runs
+    with frozen encoders."""
     encoders: Positional[tuple[Path, ...]]
     """Run folders (all encoders they saved, or the newest checkpoint) or saved encoders."""
-    on: Path
-    """An evaluation set (kstep evaluation-set)."""
+    on: Path | None = None
+    """An evaluation set (kstep evaluation-set); needed by all but transfer."""
     output: Path = Path("analysis")
     """Where tables and figures go; those of the same question are replaced."""
     at: tuple[int, ...] = ()

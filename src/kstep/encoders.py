@@ -21,8 +21,8 @@ from kstep import augment
 from kstep.agent import Agent
 from kstep.analysis.gradients import Angle, live_angles
 from kstep.augment import AugmentConfig
-from kstep.config import decode, encode
-from kstep.files import write_atomically
+from kstep.config import FrozenEncoder, decode, encode
+from kstep.files import sha256, write_atomically
 from kstep.nets.encoder import Encoder, EncoderConfig, build_encoder
 from kstep.run import Run
 from kstep.types import Array, Counts, EnvSpec, KstepError, to_device
@@ -47,6 +47,7 @@ class SavedEncoder:
     """Pixels per side of the frames it takes."""
     stack: int
     augment: AugmentConfig
+    config: EncoderConfig
     encoder: Encoder
     angles: Mapping[str, Angle] = field(default_factory=dict)
     """Between the critic's and the auxiliary optimizer when it was saved, by parameter."""
@@ -55,6 +56,11 @@ class SavedEncoder:
         with torch.inference_mode():
             latents = self.encoder(to_device(self.view(stacks), torch.device("cpu")))
         return latents.numpy()  # type: ignore[no-any-return]
+
+    @property
+    def seen_shape(self) -> tuple[int, ...]:
+        """Shape of a frame as the network sees it."""
+        return augment.build(self.augment).seen_shape((self.size, self.size, 3))
 
     def view(self, stacks: Array) -> Array:
         """Return the part of the images that the encoder sees."""
@@ -104,11 +110,12 @@ def load(path: Path) -> SavedEncoder:
     if about["format"] != FORMAT:
         raise KstepError(f"{path} has format {about['format']}, this version reads {FORMAT}")
     viewed = decode(AugmentConfig, about["augment"])
+    config = decode(EncoderConfig, about["config"])
     frame_shape = tuple(about["frame_shape"])
     seen = EnvSpec("pixels", augment.build(viewed).seen_shape(frame_shape), 1, 1, None)
     # Its first weights are drawn from the global generator and then replaced.
     with torch.random.fork_rng(devices=[]):
-        encoder = build_encoder(decode(EncoderConfig, about["config"]), seen, about["stack"])
+        encoder = build_encoder(config, seen, about["stack"])
     encoder.load_state_dict(safetensors.torch.load_file(path))
     return SavedEncoder(
         label=about["label"],
@@ -118,9 +125,16 @@ def load(path: Path) -> SavedEncoder:
         size=frame_shape[0],
         stack=about["stack"],
         augment=viewed,
+        config=config,
         encoder=encoder.eval().requires_grad_(False),
         angles={name: Angle(**angle) for name, angle in about["angles"].items()},
     )
+
+
+def frozen(path: Path) -> FrozenEncoder:
+    """Return what an experiment says of the encoder it takes as it is."""
+    saved = load(path)
+    return FrozenEncoder(sha256(path), saved.label, saved.task, saved.seed, saved.env_steps)
 
 
 def of_agent(run: Run, agent: Agent, counts: Counts) -> SavedEncoder:
@@ -133,6 +147,7 @@ def of_agent(run: Run, agent: Agent, counts: Counts) -> SavedEncoder:
         size=agent.spec.frame_shape[0],
         stack=agent.method.stack,
         augment=agent.method.augment,
+        config=agent.method.encoder,
         encoder=agent.encoder,
         angles=live_angles(agent.optimizers, agent.encoder),
     )

@@ -21,7 +21,13 @@ def opened(folder: Path, device: str = "cpu") -> Iterator[tuple[Agent, ControlEn
     env = envs.make(run.experiment.env, run.experiment.seed)
     try:
         streams = Streams(run.experiment.seed, system.device(device))
-        agent = Agent(run.experiment.method, envs.spec_of(env), streams, device)
+        agent = Agent(
+            run.experiment.method,
+            envs.spec_of(env),
+            streams,
+            device,
+            frozen_encoder=run.experiment.frozen_encoder is not None,
+        )
         counts = checkpoint.load_weights(run, agent)
         yield agent, env, counts
     finally:

@@ -13,19 +13,21 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Literal
 
 import torch
 from rich.console import Console
 
-from kstep import checkpoint, encoders, envs, system
+from kstep import augment, checkpoint, encoders, envs, system
 from kstep.agent import Agent
 from kstep.checkpoint import Positions, Session
 from kstep.config import Experiment
 from kstep.envs import ControlEnv
 from kstep.episode import Episode
 from kstep.evaluate import evaluate, evaluation_seeds
+from kstep.files import sha256, write_atomically
 from kstep.log import JsonLines, Progresses, TensorBoard, scalars
 from kstep.methods import Method
 from kstep.replay import Replay, ReplayConfig, Storage
@@ -53,6 +55,8 @@ class Runtime:
     save_encoders_every: int | None = None
     """env_steps between saved encoders, for analyses; the first weights and the last are saved as
     well. None: no encoder is saved apart from the checkpoints."""
+    frozen_encoder: Path | None = None
+    """Where an experiment with a frozen encoder finds it at first; it is copied into the run."""
 
 
 class Stopped(KstepError):
@@ -86,13 +90,22 @@ def train(run: Run, runtime: Runtime, console: Console | None = None) -> None:
         spec = envs.spec_of(env)
         _refuse_impossible(experiment, spec)
         _refuse_encoders(experiment, runtime)
+        frozen = _frozen_encoder(run, runtime, spec)
         memory = replay_config(experiment, runtime)
         Replay.refuse_too_large(memory, spec, experiment.method.stack, run.folder)
         streams = Streams(experiment.seed, system.device(runtime.device))
-        agent = Agent(experiment.method, spec, streams, runtime.device)
+        agent = Agent(
+            experiment.method,
+            spec,
+            streams,
+            runtime.device,
+            frozen_encoder=experiment.frozen_encoder is not None,
+        )
         if runtime.tensorboard:
             TensorBoard.refuse_missing()
         with run.being_written(), _threads(runtime.threads):
+            if frozen is not None and not run.frozen_encoder.exists():
+                write_atomically(run.frozen_encoder, frozen.read_bytes())
             console.print(rendering, highlight=False)
             system.record(run.folder, runtime.device, rendering)
             _Trainer(run, runtime, env, agent, console).bring_to_budget()
@@ -118,6 +131,8 @@ class _Trainer:
             episode=Episode(env, experiment.method.stack),
             counts=Counts(),
         )
+        if experiment.frozen_encoder is not None:
+            self.session.agent.take_encoder(encoders.load(run.frozen_encoder).encoder)
         self.initial_decisions = initial_decisions(experiment.method, self.spec)
         self.evaluation_env: ControlEnv | None = None
         self.encoder_saved_at: int | None = None
@@ -339,6 +354,26 @@ def _refuse_encoders(experiment: Experiment, runtime: Runtime) -> None:
         raise KstepError(f"--save-encoders-every must be at least 1 env step, not {every}")
     if experiment.method.observation != "pixels":
         raise KstepError(f"'{experiment.method.name}' sees the state: it has no encoder to save")
+
+
+def _frozen_encoder(run: Run, runtime: Runtime, spec: EnvSpec) -> Path | None:
+    """Return the file of the run's frozen encoder, refusing one that is another or does not fit."""
+    wanted = run.experiment.frozen_encoder
+    if wanted is None:
+        return None
+    path = run.frozen_encoder if run.frozen_encoder.exists() else runtime.frozen_encoder
+    if path is None or not path.is_file():
+        raise KstepError("the frozen encoder is missing: give its file with --frozen-encoder")
+    if sha256(path) != wanted.sha256:
+        raise KstepError(f"{path} is not the encoder that this run was begun with")
+    saved, method = encoders.load(path), run.experiment.method
+    shape = augment.build(method.augment).seen_shape(spec.frame_shape)
+    if (saved.config, saved.stack, saved.seen_shape) != (method.encoder, method.stack, shape):
+        raise KstepError(
+            f"{path} does not fit: it has {saved.config} on {saved.stack} frames of "
+            f"{saved.seen_shape}, '{method.name}' has {method.encoder} on {method.stack} of {shape}"
+        )
+    return path
 
 
 def replay_config(experiment: Experiment, runtime: Runtime) -> ReplayConfig:

@@ -17,8 +17,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from scipy.spatial.distance import pdist
 
-from kstep.analysis.curves import Row, panels
+from kstep.analysis.curves import panels
 from kstep.analysis.spread import centred
+from kstep.analysis.tables import Row
 from kstep.types import Array
 
 PAIRS_AMONG = 1_000

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
-Value: TypeAlias = str | int | float
-Row: TypeAlias = Mapping[str, Value]
-"""One line of a table: `label`, `task`, `seed` and `env_steps` say of which encoder."""
+from kstep.analysis.tables import Row
 
 
 def panels(rows: Sequence[Row], titles: Mapping[str, str], level: str | None = None) -> Figure:

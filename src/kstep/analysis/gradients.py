@@ -16,7 +16,8 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from kstep.analysis.curves import Row, lines
+from kstep.analysis.curves import lines
+from kstep.analysis.tables import Row
 from kstep.optimizers import Optimizers
 
 EPSILON = 1e-8

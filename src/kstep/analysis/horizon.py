@@ -15,8 +15,8 @@ import torch
 from matplotlib.figure import Figure
 
 from kstep.agent import Agent
-from kstep.analysis.curves import Row
 from kstep.analysis.evaluation_set import EvaluationSet
+from kstep.analysis.tables import Row
 from kstep.auxiliary.ksl import KSL
 from kstep.types import Array, KstepError, to_device
 

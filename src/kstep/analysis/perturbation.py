@@ -23,8 +23,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from kstep import augment
-from kstep.analysis.curves import Row, lines
+from kstep.analysis.curves import lines
 from kstep.analysis.spread import share
+from kstep.analysis.tables import Row
 from kstep.types import Array
 
 VERSIONS = 3

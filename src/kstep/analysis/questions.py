@@ -11,12 +11,9 @@ or, for a function of your own,
 
 from __future__ import annotations
 
-import csv
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from importlib import resources
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -37,8 +34,8 @@ from kstep.analysis import (
     state_probe,
     temporal,
 )
-from kstep.analysis.curves import Row
 from kstep.analysis.evaluation_set import EncodeImages, EvaluationSet, checked
+from kstep.analysis.tables import Row, base_of, reference, write_table
 from kstep.encoders import SavedEncoder
 from kstep.play import opened
 from kstep.run import Run
@@ -156,14 +153,7 @@ class Answer:
         folder.mkdir(parents=True, exist_ok=True)
         written = []
         for name, rows in self.tables.items():
-            path = folder / f"{name}.csv"
-            with path.open("w", newline="") as file:
-                writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-                writer.writeheader()
-                writer.writerows(
-                    {key: _rounded(value) for key, value in row.items()} for row in rows
-                )
-            written.append(path)
+            written.append(write_table(folder / f"{name}.csv", rows))
         path = folder / f"{self.question.name}.png"
         self.figure().savefig(path, dpi=120)
         written.append(path)
@@ -281,14 +271,12 @@ def _perturbation(asked: Asked) -> Found:
 
 def _changes(tables: Tables) -> Tables:
     """The appendix table, the paper's values alongside."""
-    data = json.loads(resources.files("kstep").joinpath("data/reference_results.json").read_text())
     column = {"noise": "flipping"}  # one column of the table, two readings of it (D21)
     changes: list[Row] = []
     for change in perturbation.changes_in_sensitivity(tables["perturbation"]):
-        method = str(change["label"]).removesuffix("-cpu").removesuffix("-debug")
         kind = str(change["perturbation"])
-        reference = data["sensitivity_change"].get(method, {})
-        changes.append({**change, "paper": reference.get(column.get(kind, kind), float("nan"))})
+        paper = reference("sensitivity_change").get(base_of(str(change["label"])), {})
+        changes.append({**change, "paper": paper.get(column.get(kind, kind), float("nan"))})
     return {"perturbation-changes": changes}
 
 
@@ -361,10 +349,6 @@ def _saliency(asked: Asked) -> Found:
     focus = dict(zip(("attention_focus", "sensitivity_focus"), maps.focus, strict=True))
     video = saliency.side_by_side(views[:, -1], maps, scale=2)
     return Found({"saliency": [asked.row(**focus)]}, video)
-
-
-def _rounded(value: str | int | float) -> str | int | float:
-    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 QUESTIONS: dict[str, Question] = {

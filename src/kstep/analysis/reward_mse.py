@@ -14,7 +14,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from kstep.analysis import fit
-from kstep.analysis.curves import Row, panels
+from kstep.analysis.curves import panels
+from kstep.analysis.tables import Row
 from kstep.types import Array
 
 

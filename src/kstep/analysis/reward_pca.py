@@ -16,8 +16,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from kstep.analysis import fit
-from kstep.analysis.curves import Row
 from kstep.analysis.spread import centred
+from kstep.analysis.tables import Row
 from kstep.types import Array
 
 COMPONENTS = 3

@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from kstep.analysis import fit
-from kstep.analysis.curves import Row
+from kstep.analysis.tables import Row
 from kstep.types import Array
 
 
