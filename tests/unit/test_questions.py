@@ -173,6 +173,13 @@ def test_every_question_by_one_command(
             changes = {(r["label"], r["perturbation"]): r for r in csv.DictReader(file)}
         assert float(changes["ksl-debug", "translation"]["paper"]) == 0.008
         assert changes["ksl-debug", "noise"]["paper"] == changes["ksl-debug", "flipping"]["paper"]
+    if question == "reward-pca":
+        page = (tmp_path / "reward-pca.html").read_text()
+        (data,) = re.findall(r"const clouds = (.*);", page)
+        clouds = json.loads(data)
+        assert len(clouds) == 6
+        assert np.abs([point[:3] for point in clouds[0]["points"]]).max() <= 1.0
+        assert "http" not in page
     if question == "saliency":
         assert len(list(tmp_path.glob("*.mp4"))) == 12
     if question == "gradients":

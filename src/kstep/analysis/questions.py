@@ -27,6 +27,7 @@ from kstep.analysis import (
     collapse,
     gradients,
     horizon,
+    interactive,
     perturbation,
     reward_mse,
     reward_pca,
@@ -128,6 +129,8 @@ class Question:
     draw: Callable[[Tables, dict[str, Array]], Figure]
     summarize: Callable[[Tables], Tables] = lambda tables: {}
     """Tables made of the whole main table."""
+    pages: Callable[[Tables], dict[str, str]] = lambda tables: {}
+    """Figures to move, as HTML by name."""
     whole_runs: bool = False
     """Whether it is asked of a run's newest checkpoint instead of each saved encoder."""
 
@@ -149,7 +152,7 @@ class Answer:
         return self.question.draw(self.tables, self.videos)
 
     def write(self, folder: Path) -> list[Path]:
-        """Write tables as CSV, the figure as PNG, videos as mp4; return the files."""
+        """Write tables as CSV, figures as PNG and HTML, videos as mp4; return the files."""
         folder.mkdir(parents=True, exist_ok=True)
         written = []
         for name, rows in self.tables.items():
@@ -157,6 +160,10 @@ class Answer:
         path = folder / f"{self.question.name}.png"
         self.figure().savefig(path, dpi=120)
         written.append(path)
+        for name, text in self.question.pages(self.tables).items():
+            path = folder / f"{name}.html"
+            path.write_text(text)
+            written.append(path)
         for name, frames in self.videos.items():
             path = folder / f"{self.question.name}-{name}.mp4"
             imageio.mimwrite(path, list(frames), fps=20, macro_block_size=2)  # type: ignore[arg-type]
@@ -359,6 +366,7 @@ QUESTIONS: dict[str, Question] = {
             "principal components coloured by reward, and how separable it is",
             _reward_pca,
             lambda t, v: reward_pca.figure(t["reward-pca"], t["reward-pca-points"]),
+            pages=lambda t: {"reward-pca": interactive.page(t["reward-pca-points"])},
         ),
         Question(
             "reward-mse",
