@@ -250,3 +250,20 @@ def test_the_page_analyses_a_function_in_six_lines(
     exec(compile(block, "docs/analysis.md", "exec"), {})
     assert (tmp_path / "results" / "reward-mse.csv").exists()
     assert json.loads((on / "set.json").read_text())["format"] == 1
+
+
+def test_the_example_notebook_runs(
+    runs: dict[str, Path], on: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = Path(__file__).parents[2] / "examples" / "representations.ipynb"
+    cells = json.loads(path.read_text())["cells"]
+    monkeypatch.chdir(tmp_path)
+    for name, there in (("sets/toy_glide", on), ("runs/toy_glide/ksl-debug/seed1", runs["ksl"])):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).symlink_to(there)
+    shown: list[object] = []
+    names = {"display": shown.append}
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), str(path), "exec"), names)
+    assert len(shown) == 6
