@@ -284,7 +284,9 @@ def _changes(tables: Tables) -> Tables:
         kind = str(change["perturbation"])
         paper = reference("sensitivity_change").get(base_of(str(change["label"])), {})
         changes.append({**change, "paper": paper.get(column.get(kind, kind), float("nan"))})
-    return {"perturbation-changes": changes}
+    # A single encoder has nothing to change from.
+    changes = [change for change in changes if not np.isnan(float(change["distance"]))]
+    return {"perturbation-changes": changes} if changes else {}
 
 
 def _temporal(asked: Asked) -> Found:
