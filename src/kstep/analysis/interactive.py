@@ -63,13 +63,12 @@ def page(points: Sequence[Row], title: str = "reward-pca") -> str:
     """Return the page for the points of `reward-pca`: `pc1` to `pc3`, `reward`, whose they are."""
     rewards = np.array([float(point["reward"]) for point in points])
     low, high = float(rewards.min()), float(rewards.max())
-    names = [
-        f"{p['label']} {p['task']} seed {p['seed']} at {int(p['env_steps']):,} env_steps"
-        for p in points
-    ]
+    by_encoder: dict[str, list[Row]] = {}
+    for p in points:
+        name = f"{p['label']} {p['task']} seed {p['seed']} at {int(p['env_steps']):,} env_steps"
+        by_encoder.setdefault(name, []).append(p)
     clouds = []
-    for name in dict.fromkeys(names):
-        own = [point for point, its in zip(points, names, strict=True) if its == name]
+    for name, own in by_encoder.items():
         level = (np.array([float(p["reward"]) for p in own]) - low) / ((high - low) or 1.0)
         clouds.append({"name": name, "points": _scaled(own, level).round(3).tolist()})
     # "</" would end the script, wherever it stands.
