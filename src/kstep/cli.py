@@ -222,19 +222,23 @@ class Analyze:
     """
 
     question: Positional[str]
-    """reward-pca, reward-mse, perturbation, temporal, gradients, collapse, state-probe, horizon or
-    saliency; latents: all five that need one encoding of the states; transfer: the table of runs
-    with frozen encoders."""
+    """About encoders: reward-pca, reward-mse, perturbation, temporal, gradients, collapse,
+    state-probe, horizon or saliency; latents: the five that need only one encoding of the states;
+    survey: those and perturbation. About returns, beside the paper's: main, tangential, k-l-grid,
+    conv-transition, optimizers or generalization."""
     encoders: Positional[tuple[Path, ...]]
     """Run folders (all encoders they saved, or the newest checkpoint) or saved encoders."""
     on: Path | None = None
-    """An evaluation set (kstep evaluation-set); needed by all but transfer."""
+    """An evaluation set (kstep evaluation-set), for questions about encoders."""
     output: Path = Path("analysis")
     """Where tables and figures go; those of the same question are replaced."""
     at: tuple[int, ...] = ()
-    """Only encoders saved at these env steps (the paper's PCA: 5000 10000 15000)."""
+    """Only encoders saved, or returns tabulated, at these env steps (the paper's PCA: 5000 10000
+    15000)."""
     episodes: int | None = None
     """Use only the set's first few episodes, where time is short."""
+    perturbed: int = 500
+    """How many states perturbation changes, evenly spaced over the set; the paper: all of them."""
     threads: int | None = None
 
     def __call__(self) -> None:
@@ -247,6 +251,7 @@ class Analyze:
             output=self.output,
             at=self.at,
             episodes=self.episodes,
+            perturbed=self.perturbed,
             threads=self.threads,
         )
 

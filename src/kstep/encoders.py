@@ -103,7 +103,7 @@ def save(run: Run, agent: Agent, counts: Counts, mark: int) -> Path:
 def load(path: Path) -> SavedEncoder:
     """Load a saved encoder."""
     try:
-        with safetensors.safe_open(path, "pt") as file:  # type: ignore[no-untyped-call]
+        with safetensors.safe_open(path, "pt") as file:
             about: dict[str, Any] = json.loads((file.metadata() or {})["kstep encoder"])
     except (KeyError, OSError, json.JSONDecodeError, safetensors.SafetensorError) as error:
         raise KstepError(f"{path} is not an encoder that kstep saved: {error}") from error
@@ -158,6 +158,7 @@ def saved_in(folder: Path) -> list[Path]:
     return sorted((folder / "encoders").glob("[0-9]*.safetensors"))
 
 
-def label_of(run: Run) -> str:
-    name, preset = run.experiment.method.name, run.experiment.preset
+def label_of(run: Run, name: str | None = None) -> str:
+    """Return a run's method, or another name for it, with the preset unless it is the paper's."""
+    name, preset = name or run.experiment.method.name, run.experiment.preset
     return name if preset == "paper" else f"{name}-{preset}"

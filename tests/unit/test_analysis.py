@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from scipy.stats import ortho_group
+from scipy.stats import kstest, norm, ortho_group
 
 from kstep.analysis import fit
 from kstep.analysis.collapse import collapse, effective_rank, uniformity
@@ -116,7 +116,11 @@ def test_consecutive_latents_by_hand() -> None:
 
 def test_perturbed_latents_by_hand() -> None:
     versions = np.array([[[0.0, 0]], [[3, 4]], [[3, 0]]])  # sides 5, 3, 4
-    assert perturbation(versions, LATENTS).distance == pytest.approx(4.0)
+    alone = perturbation(versions, LATENTS)
+    assert alone.distance == pytest.approx(4.0)
+    assert (alone.states, np.isnan(alone.error)) == (1, True)
+    two = perturbation(np.concatenate((versions, 2 * versions), axis=1), LATENTS)
+    assert (two.distance, two.error) == pytest.approx((6.0, 2.0))  # 4 and 8
     still = perturbation(np.stack([CONSTANT] * 3), CONSTANT)
     assert still.distance == 0.0
 
@@ -139,10 +143,10 @@ STACKS = RNG.integers(60, 200, (5, 3, 24, 24, 3)).astype(np.uint8)
 def test_perturbed_images() -> None:
     rng = np.random.default_rng(0)
     before = STACKS.copy()
-    for kind, perturb in PERTURBATIONS.items():
-        versions = perturb(STACKS, rng)
-        assert len(versions) == (2 if kind == "flipping" else 3)
-        assert all(v.shape == STACKS.shape and v.dtype == np.uint8 for v in versions)
+    for perturb in PERTURBATIONS.values():
+        version = perturb(STACKS, rng)
+        assert (version.shape, version.dtype) == (STACKS.shape, np.uint8)
+        assert (version != STACKS).any(axis=(1, 2, 3, 4)).all()
     assert (before == STACKS).all()
     black = (erased(STACKS, rng) == 0).all(axis=-1)
     assert (black == black[:, :1]).all()  # all frames of a stack alike
@@ -150,7 +154,14 @@ def test_perturbed_images() -> None:
     assert ((shares > 0.01) & (shares < 0.4)).all()
     noise = noisy(np.full((4, 3, 24, 24, 3), 128, np.uint8), rng).astype(float) - 128
     assert noise.std() == pytest.approx(0.15 * 255, rel=0.02)
-    assert (mirrored(mirrored(STACKS)) == STACKS).all()
+    assert noise.mean() == pytest.approx(0.0, abs=1.0)
+    assert (
+        kstest(noise.ravel() + rng.uniform(-0.5, 0.5, noise.size), norm(0, 0.15 * 255).cdf)[1]
+        > 0.001
+    )
+    assert noisy(np.zeros((1, 1, 8, 8, 3), np.uint8), rng).min() == 0  # cut off, not wrapped round
+    assert noisy(np.zeros((1, 1, 64, 64, 3), np.uint8), rng).max() < 230
+    assert (mirrored(mirrored(STACKS, rng), rng) == STACKS).all()
     assert translated(STACKS, rng).shape == STACKS.shape
 
 

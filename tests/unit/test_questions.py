@@ -199,6 +199,36 @@ def test_questions_of_latents_share_one_encoding(on: Path, tmp_path: Path) -> No
     assert [answer.rows[0]["label"] for answer in answers] == ["a"] * 3
 
 
+def test_only_some_states_are_perturbed_and_the_table_says_how_many(on: Path) -> None:
+    states = EvaluationSet.load(on)
+    seen = []
+
+    def encode(stacks: np.ndarray) -> np.ndarray:
+        seen.append(len(stacks))
+        return stacks.mean(axis=(2, 3)).reshape(len(stacks), -1)
+
+    plain = Subject("a", encode)
+    some = analyze("perturbation", [plain], states, perturbed=7).rows
+    assert {row["states"] for row in some} == {7}
+    assert sum(seen) == len(states) + 10 * 7  # three kinds thrice, the mirror image once
+    every = analyze("perturbation", [plain], states, perturbed=10**6).rows
+    assert {row["states"] for row in every} == {len(states)}
+    for few, many in zip(some, every, strict=True):
+        assert abs(float(few["distance"]) - float(many["distance"])) < 6 * float(few["error"])
+    assert list(states.spaced(3)) == [0, round((len(states) - 1) / 2), len(states) - 1]
+    with pytest.raises(KstepError, match="at least one state"):
+        analyze("perturbation", [plain], states, perturbed=0)
+
+
+def test_a_survey_is_one_command(runs: dict[str, Path], on: Path, tmp_path: Path) -> None:
+    options = ["--on", str(on), "--output", str(tmp_path), "--at", "60", "--perturbed", "5"]
+    main(["analyze", "survey", str(runs["ksl"]), *options])
+    tables = {path.stem for path in tmp_path.glob("*.csv")}
+    assert {"reward-pca", "reward-mse", "temporal", "collapse", "state-probe"} < tables
+    with (tmp_path / "perturbation.csv").open() as file:
+        assert [row["states"] for row in csv.DictReader(file)] == ["5"] * 4
+
+
 def test_a_wrong_encoder_is_told_what_is_wrong(on: Path) -> None:
     states = EvaluationSet.load(on)
     for encode, complaint in (

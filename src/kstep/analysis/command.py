@@ -8,9 +8,10 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from kstep.analysis import transfer
+from kstep.analysis.comparisons import COMPARISONS
 from kstep.analysis.evaluation_set import EvaluationSet
-from kstep.analysis.questions import OF_LATENTS, analyze_all, find, subjects
+from kstep.analysis.perturbation import STATES
+from kstep.analysis.questions import GROUPS, analyze_all, find, subjects
 from kstep.types import KstepError
 
 
@@ -22,15 +23,16 @@ def run(
     output: Path,
     at: Sequence[int] = (),
     episodes: int | None = None,
+    perturbed: int = STATES,
     threads: int | None = None,
 ) -> None:
-    """Ask a question, or `latents` for all that one encoding answers, and write what it finds."""
+    """Ask a question or a group of them, or make a comparison, and write what comes out."""
     console = Console(soft_wrap=True)
-    if question == "transfer":
-        for path in transfer.write(encoders, output):
+    if question in COMPARISONS:
+        for path in COMPARISONS[question].write(encoders, output, at):
             console.print(str(path), highlight=False)
         return
-    asked = [find(name) for name in (OF_LATENTS if question == "latents" else [question])]
+    asked = [find(name) for name in GROUPS.get(question, (question,))]
     if on is None:
         raise KstepError(f"{question} needs an evaluation set: --on FOLDER")
     states = EvaluationSet.load(on)
@@ -42,7 +44,7 @@ def run(
         torch.set_num_threads(threads)
     whole = asked[0].whole_runs
     answers = analyze_all(
-        [each.name for each in asked], subjects(encoders, at, whole_runs=whole), states
+        [each.name for each in asked], subjects(encoders, at, whole_runs=whole), states, perturbed
     )
     for answer in answers:
         for path in answer.write(output):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from kstep.analysis.tables import Row
+from kstep.analysis.tables import Row, deviation
 
 
 def panels(rows: Sequence[Row], titles: Mapping[str, str], level: str | None = None) -> Figure:
@@ -25,16 +25,18 @@ def panels(rows: Sequence[Row], titles: Mapping[str, str], level: str | None = N
     return shown
 
 
-def lines(axes: Any, rows: Sequence[Row], column: str) -> None:
-    """Draw a line per label: the mean over seeds, and one standard deviation as a band."""
+def lines(axes: Any, rows: Sequence[Row], column: str) -> dict[str, Any]:
+    """Draw a line per label, the mean over runs, with one standard deviation as a band; return
+    their colours."""
+    colours = {}
     for label in dict.fromkeys(str(row["label"]) for row in rows):
         own = [row for row in rows if row["label"] == label]
         marks = sorted({int(row["env_steps"]) for row in own})
         values = [[float(r[column]) for r in own if r["env_steps"] == mark] for mark in marks]
         mean = np.array([np.mean(v) for v in values])
-        deviation = np.array([np.std(v) for v in values])
         (line,) = axes.plot(marks, mean, marker="o", markersize=3, label=label)
+        colours[label] = line.get_color()
         if max(len(v) for v in values) > 1:
-            axes.fill_between(
-                marks, mean - deviation, mean + deviation, color=line.get_color(), alpha=0.2
-            )
+            band = np.nan_to_num([deviation(v) for v in values])  # a single run has no band
+            axes.fill_between(marks, mean - band, mean + band, color=colours[label], alpha=0.2)
+    return colours

@@ -33,8 +33,8 @@ from kstep.run import Run
 from kstep.types import Array, KstepError
 
 FORMAT = 1
-BATCH = 250
-"""States encoded at a time: 16 MB of images at 84 pixels, some 50 MB of activations per layer."""
+BATCH = 64
+"""States encoded at a time: few enough for activations to stay in the cache."""
 
 EncodeImages = Callable[[Array], Array]
 """Any encoder: stacks (B, S, H, W, C) uint8, oldest frame first, to latents (B, D)."""
@@ -77,10 +77,17 @@ class EvaluationSet:
         back = np.arange((stack or self.stack) - 1, -1, -1)
         return frames[np.maximum(states[:, None] - back, first[:, None])]
 
-    def batches(self, size: int | None = None, stack: int | None = None) -> Iterator[Array]:
-        """Yield all states in order, as stacks of a few at a time."""
-        for begin in range(0, len(self), BATCH):
-            yield self.stacks(np.arange(begin, min(begin + BATCH, len(self))), size, stack)
+    def batches(
+        self, size: int | None = None, stack: int | None = None, states: Array | None = None
+    ) -> Iterator[Array]:
+        """Yield the chosen states, or all in order, as stacks of a few at a time."""
+        states = np.arange(len(self)) if states is None else states
+        for begin in range(0, len(states), BATCH):
+            yield self.stacks(states[begin : begin + BATCH], size, stack)
+
+    def spaced(self, count: int) -> Array:
+        """Return the indices of so many states, evenly spaced over the set; all if it has fewer."""
+        return np.linspace(0, len(self) - 1, min(count, len(self))).round().astype(int)
 
     def latents(
         self, encode: EncodeImages, size: int | None = None, stack: int | None = None

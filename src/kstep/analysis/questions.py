@@ -101,6 +101,8 @@ class Asked:
 
     subject: Subject
     on: EvaluationSet
+    perturbed: int
+    """How many states to perturb."""
 
     @cached_property
     def latents(self) -> Array:
@@ -166,28 +168,41 @@ class Answer:
             written.append(path)
         for name, frames in self.videos.items():
             path = folder / f"{self.question.name}-{name}.mp4"
-            imageio.mimwrite(path, list(frames), fps=20, macro_block_size=2)  # type: ignore[arg-type]
+            imageio.mimwrite(path, list(frames), fps=20, macro_block_size=2)
             written.append(path)
         return written
 
 
-def analyze(question: str, subjects: Iterable[Subject], on: EvaluationSet) -> Answer:
+def analyze(
+    question: str,
+    subjects: Iterable[Subject],
+    on: EvaluationSet,
+    perturbed: int = perturbation.STATES,
+) -> Answer:
     """Ask one question of every encoder."""
-    (answer,) = analyze_all([question], subjects, on)
+    (answer,) = analyze_all([question], subjects, on, perturbed)
     return answer
 
 
 def analyze_all(
-    questions: Sequence[str], subjects: Iterable[Subject], on: EvaluationSet
+    questions: Sequence[str],
+    subjects: Iterable[Subject],
+    on: EvaluationSet,
+    perturbed: int = perturbation.STATES,
 ) -> list[Answer]:
-    """Ask several questions of every encoder, encoding the states only once."""
+    """Ask several questions of every encoder, encoding the states only once.
+
+    `perturbed`: how many of the states `perturbation` is asked about.
+    """
+    if perturbed < 1:
+        raise KstepError(f"at least one state must be perturbed, not {perturbed}")
     asked = [find(name) for name in questions]
     tables: dict[str, Tables] = {question.name: {} for question in asked}
     videos: dict[str, dict[str, Array]] = {question.name: {} for question in asked}
     count = 0
     for subject in subjects:
         count += 1
-        about = Asked(subject, on)
+        about = Asked(subject, on, perturbed)
         for question in asked:
             found = question.ask(about)
             for name, rows in found.tables.items():
@@ -232,7 +247,8 @@ def subjects(
 
 def find(name: str) -> Question:
     if name not in QUESTIONS:
-        raise KstepError(f"unknown question '{name}'; questions: {', '.join(QUESTIONS)}")
+        known = ", ".join((*QUESTIONS, *GROUPS))
+        raise KstepError(f"unknown question '{name}'; questions about encoders: {known}")
     return QUESTIONS[name]
 
 
@@ -263,15 +279,18 @@ def _reward_mse(asked: Asked) -> Found:
 
 def _perturbation(asked: Asked) -> Found:
     subject, on, rows = asked.subject, asked.on, []
+    chosen = on.spaced(asked.perturbed)
     for index, (kind, perturb) in enumerate(perturbation.PERTURBATIONS.items()):
         rng = np.random.default_rng([2021, index])  # every encoder sees the same versions
-        parts = [
-            np.stack([checked(subject.encode(version), len(version)) for version in versions])
-            for versions in (
-                perturb(stacks, rng) for stacks in on.batches(subject.size, subject.stack)
-            )
-        ]
-        found = perturbation.perturbation(np.concatenate(parts, axis=1), asked.latents)
+        original = kind == perturbation.AGAINST_ORIGINAL
+        versions = [asked.latents[chosen]] if original else []
+        for _ in range(1 if original else perturbation.VERSIONS):
+            parts = [
+                checked(subject.encode(perturb(stacks, rng)), len(stacks))
+                for stacks in on.batches(subject.size, subject.stack, chosen)
+            ]
+            versions.append(np.concatenate(parts))
+        found = perturbation.perturbation(np.stack(versions), asked.latents)
         rows.append(asked.row(perturbation=kind, **asdict(found)))
     return Found({"perturbation": rows})
 
@@ -422,5 +441,8 @@ QUESTIONS: dict[str, Question] = {
         ),
     )
 }
-OF_LATENTS = ("reward-pca", "reward-mse", "temporal", "collapse", "state-probe")
-"""Questions that one encoding of the states answers."""
+GROUPS: dict[str, tuple[str, ...]] = {
+    "latents": ("reward-pca", "reward-mse", "temporal", "collapse", "state-probe")
+}
+"""Questions by a common name; one encoding of the states serves all of a group."""
+GROUPS["survey"] = (*GROUPS["latents"], "perturbation")

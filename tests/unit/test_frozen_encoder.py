@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from kstep import encoders
-from kstep.analysis.transfer import figure, transfer
 from kstep.cli import main
 from kstep.config import resolve
 from kstep.play import opened
@@ -45,9 +44,11 @@ def test_a_frozen_encoder_stays_as_it_was_and_the_rest_learns(source: Path, tmp_
     experiment = Run.open(folder).experiment
     assert experiment.frozen_encoder == encoders.frozen(source)
     assert experiment.frozen_encoder.label == "ksl-debug"
-    main(["analyze", "transfer", str(folder), "--output", str(tmp_path / "table")])
-    assert (tmp_path / "table" / "transfer.csv").read_text().startswith("task,label,mean")
-    assert (tmp_path / "table" / "transfer.png").exists()
+    main(["analyze", "generalization", str(folder), "--output", str(tmp_path / "table")])
+    assert "| toy_glide |" in (tmp_path / "table" / "generalization.md").read_text()
+    with pytest.raises(SystemExit):  # plain runs have no place in that table, nor this in others
+        main(["analyze", "main", str(folder), "--output", str(tmp_path / "other")])
+    assert not (tmp_path / "other").exists()
 
 
 def test_only_actor_critic_and_temperature_move(source: Path) -> None:
@@ -75,18 +76,3 @@ def test_what_does_not_fit_is_refused(source: Path, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
     with pytest.raises(KstepError, match="nothing to shape"):
         resolve("ksl", "toy_glide", frozen_encoder=encoders.frozen(source))
-
-
-def test_the_table_by_hand() -> None:
-    rows = [
-        {"label": "ksl", "source": source, "task": "walker_walk", "seed": 1, "score": score}
-        for source, score in (
-            ("cheetah_run", 300.0),
-            ("finger_spin", 100.0),
-            ("walker_walk", 900.0),
-        )
-    ]
-    (line,) = transfer(rows)
-    assert (line["mean"], line["std"], line["runs"]) == (200.0, 100.0, 2)
-    assert (line["paper_mean"], line["paper_std"]) == (373, 85)
-    assert figure([line]).axes
