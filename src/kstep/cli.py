@@ -229,7 +229,7 @@ class Analyze:
     encoders: Positional[tuple[Path, ...]]
     """Run folders (all encoders they saved, or the newest checkpoint) or saved encoders."""
     on: Path | None = None
-    """An evaluation set (kstep evaluation-set), for questions about encoders."""
+    """An evaluation set (kstep evaluation-set), for all questions about encoders but gradients."""
     output: Path = Path("analysis")
     """Where tables and figures go; those of the same question are replaced."""
     at: tuple[int, ...] = ()

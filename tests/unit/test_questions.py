@@ -205,7 +205,7 @@ def test_only_some_states_are_perturbed_and_the_table_says_how_many(on: Path) ->
 
     def encode(stacks: np.ndarray) -> np.ndarray:
         seen.append(len(stacks))
-        return stacks.mean(axis=(2, 3)).reshape(len(stacks), -1)
+        return stacks[:, -1].mean(axis=1).reshape(len(stacks), -1)
 
     plain = Subject("a", encode)
     some = analyze("perturbation", [plain], states, perturbed=7).rows
@@ -214,10 +214,27 @@ def test_only_some_states_are_perturbed_and_the_table_says_how_many(on: Path) ->
     every = analyze("perturbation", [plain], states, perturbed=10**6).rows
     assert {row["states"] for row in every} == {len(states)}
     for few, many in zip(some, every, strict=True):
-        assert abs(float(few["distance"]) - float(many["distance"])) < 6 * float(few["error"])
+        away = float(few["distance"]) - float(many["distance"])
+        assert abs(away) < 6 * float(few["error"])
     assert list(states.spaced(3)) == [0, round((len(states) - 1) / 2), len(states) - 1]
     with pytest.raises(KstepError, match="at least one state"):
         analyze("perturbation", [plain], states, perturbed=0)
+
+
+def test_gradients_need_no_states_and_tasks_keep_their_lines(
+    runs: dict[str, Path], tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    experiment = resolve("ksl", "toy_glide", preset="debug", env_steps=60)
+    train(Run.prepare(other, experiment), Runtime(threads=1, save_encoders_every=60), QUIET)
+    answer = analyze("gradients", subjects([runs["ksl"], other]), None)
+    assert {row["task"] for row in answer.rows} == {"toy_reach", "toy_glide"}
+    names = [text.get_text() for text in answer.figure().axes[0].get_legend().get_texts()]
+    assert names == ["ksl-debug, toy_reach", "ksl-debug, toy_glide"]
+    with pytest.raises(KstepError, match="--on FOLDER"):
+        analyze("temporal", subjects([other]), None)
+    main(["analyze", "gradients", str(other), "--output", str(tmp_path / "out")])
+    assert (tmp_path / "out" / "gradients.csv").exists()
 
 
 def test_a_survey_is_one_command(runs: dict[str, Path], on: Path, tmp_path: Path) -> None:

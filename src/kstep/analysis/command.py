@@ -33,10 +33,8 @@ def run(
             console.print(str(path), highlight=False)
         return
     asked = [find(name) for name in GROUPS.get(question, (question,))]
-    if on is None:
-        raise KstepError(f"{question} needs an evaluation set: --on FOLDER")
-    states = EvaluationSet.load(on)
-    if episodes is not None:
+    states = None if on is None else EvaluationSet.load(on)
+    if episodes is not None and states is not None:
         if episodes < 1:
             raise KstepError(f"--episodes must be at least 1, not {episodes}")
         states = states.first(episodes)

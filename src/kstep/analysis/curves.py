@@ -26,17 +26,21 @@ def panels(rows: Sequence[Row], titles: Mapping[str, str], level: str | None = N
 
 
 def lines(axes: Any, rows: Sequence[Row], column: str) -> dict[str, Any]:
-    """Draw a line per label, the mean over runs, with one standard deviation as a band; return
-    their colours."""
+    """Draw a line per label and task, the mean over runs, with one standard deviation as a band;
+    return their colours by name. Where there is only one task the name is the label."""
+    tasks = {row["task"] for row in rows}
+    named: dict[str, list[Row]] = {}
+    for row in rows:
+        name = str(row["label"]) + (f", {row['task']}" if len(tasks) > 1 else "")
+        named.setdefault(name, []).append(row)
     colours = {}
-    for label in dict.fromkeys(str(row["label"]) for row in rows):
-        own = [row for row in rows if row["label"] == label]
+    for name, own in named.items():
         marks = sorted({int(row["env_steps"]) for row in own})
         values = [[float(r[column]) for r in own if r["env_steps"] == mark] for mark in marks]
         mean = np.array([np.mean(v) for v in values])
-        (line,) = axes.plot(marks, mean, marker="o", markersize=3, label=label)
-        colours[label] = line.get_color()
+        (line,) = axes.plot(marks, mean, marker="o", markersize=3, label=name)
+        colours[name] = line.get_color()
         if max(len(v) for v in values) > 1:
             band = np.nan_to_num([deviation(v) for v in values])  # a single run has no band
-            axes.fill_between(marks, mean - band, mean + band, color=colours[label], alpha=0.2)
+            axes.fill_between(marks, mean - band, mean + band, color=colours[name], alpha=0.2)
     return colours

@@ -100,9 +100,15 @@ class Asked:
     """One encoder and the states; encoded once, when first needed, for all questions."""
 
     subject: Subject
-    on: EvaluationSet
+    states: EvaluationSet | None
     perturbed: int
     """How many states to perturb."""
+
+    @property
+    def on(self) -> EvaluationSet:
+        if self.states is None:
+            raise KstepError("this question needs an evaluation set: --on FOLDER")
+        return self.states
 
     @cached_property
     def latents(self) -> Array:
@@ -176,7 +182,7 @@ class Answer:
 def analyze(
     question: str,
     subjects: Iterable[Subject],
-    on: EvaluationSet,
+    on: EvaluationSet | None,
     perturbed: int = perturbation.STATES,
 ) -> Answer:
     """Ask one question of every encoder."""
@@ -187,12 +193,13 @@ def analyze(
 def analyze_all(
     questions: Sequence[str],
     subjects: Iterable[Subject],
-    on: EvaluationSet,
+    on: EvaluationSet | None,
     perturbed: int = perturbation.STATES,
 ) -> list[Answer]:
     """Ask several questions of every encoder, encoding the states only once.
 
-    `perturbed`: how many of the states `perturbation` is asked about.
+    `on` may be None where only `gradients` is asked. `perturbed`: how many of the states
+    `perturbation` is asked about.
     """
     if perturbed < 1:
         raise KstepError(f"at least one state must be perturbed, not {perturbed}")
