@@ -39,7 +39,12 @@ class Agent:
         streams: Streams,
         device: torch.device | str = "cpu",
         encoder_backend: Backend = "torch",
+        *,
+        frozen_encoder: bool = False,
     ) -> None:
+        """`frozen_encoder`: the encoder is taken as it is, by the slow critic as well; nothing here
+        steps it. `take_encoder` brings it."""
+        self.frozen_encoder = frozen_encoder
         self.method = method
         self.spec = spec
         self.streams = streams
@@ -79,6 +84,8 @@ class Agent:
         self.task_encoder = self.slow_encoder
         if self.task is not None and self.task.slow_encoder_rate is not None:
             self.task_encoder = slow_copy(self.encoder)
+        if self.frozen_encoder:
+            self.encoder.requires_grad_(False)
         self.batches = Batches(method, self.task, self.streams, self.device)
         self.optimizers = Optimizers(self._groups(), SHARED)
         self.slow_copies = self._slow_copies()
@@ -91,9 +98,11 @@ class Agent:
     def _groups(self) -> dict[str, Group]:
         learning, core = self.method.learning, self.core
         rate, betas = learning.learning_rate, learning.betas
-        seen = (
-            {"head": self.encoder.learned()["head"]} if self._given else {"encoder": self.encoder}
-        )
+        seen: dict[str, nn.Module | nn.Parameter] = {"encoder": self.encoder}
+        if self.frozen_encoder:
+            seen = {}
+        elif self._given:
+            seen = {"head": self.encoder.learned()["head"]}
         groups = {
             "critic": Group({**seen, "critic": core.critic}, rate, betas),
             "actor": Group({"actor": core.actor}, rate, betas),
@@ -154,7 +163,9 @@ class Agent:
     def _slow_copies(self) -> list[Ema]:
         learning, core = self.method.learning, self.core
         copies = [Ema("critic", core.slow_critic, core.critic, learning.critic_ema_rate)]
-        if self._given:
+        if self.frozen_encoder:
+            pass  # the slow encoder is the encoder
+        elif self._given:
             # The head belongs to the critic then, and the convolutions to the auxiliary task.
             online, slow = self.encoder.learned(), self.slow_encoder.learned()
             rates = {"head": learning.critic_ema_rate, "convolutions": learning.encoder_ema_rate}
@@ -198,6 +209,11 @@ class Agent:
     def pretrain(self, replay: Replay) -> Metrics:
         """Take one step of the auxiliary task alone."""
         return self._update_auxiliary(self.batches.draw(replay))
+
+    def take_encoder(self, encoder: nn.Module) -> None:
+        """Use another encoder's weights, for fast and slow values alike."""
+        for mine in (self.encoder, self.slow_encoder):
+            mine.load_state_dict(encoder.state_dict())
 
     def begin_task(self) -> None:
         """End the exploration of a two-phase method.

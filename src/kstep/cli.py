@@ -51,13 +51,17 @@ class Train:
     encoder_backend: Literal["auto", "torch", "native", "compiled"] = "auto"
     """What computes the convolutions; auto: our kernels where they are right and faster, else
     PyTorch. compiled: PyTorch's compiler, which captures graphs on CUDA."""
+    save_encoders_every: int | None = None
+    """Also keep the encoder every so many env steps, for kstep analyze (the paper: 5000)."""
+    frozen_encoder: Path | None = None
+    """Take this encoder, saved by another run, as it is and learn only actor and critic on it."""
     tensorboard: bool = False
     """Also write TensorBoard events (needs the extra tb)."""
 
     def __call__(self) -> None:
         from rich.console import Console
 
-        from kstep import config, system
+        from kstep import config, encoders, system
         from kstep.run import Run
         from kstep.train import Runtime, Stopped, train
 
@@ -76,9 +80,11 @@ class Train:
             seed=self.seed,
             env_steps=self.env_steps,
             overrides=self.set,
+            frozen_encoder=encoders.frozen(self.frozen_encoder) if self.frozen_encoder else None,
         )
         system.device(self.device)
-        folder = self.folder or Run.default_folder(self.runs, experiment, bool(self.set))
+        special = bool(self.set) or self.frozen_encoder is not None
+        folder = self.folder or Run.default_folder(self.runs, experiment, special)
         run = Run.prepare(folder, experiment)
         console.print(f"run folder: {folder}", highlight=False)
         runtime = Runtime(
@@ -89,6 +95,8 @@ class Train:
             replay=self.replay,
             overlap=self.overlap,
             encoder_backend=self.encoder_backend,
+            save_encoders_every=self.save_encoders_every,
+            frozen_encoder=self.frozen_encoder,
         )
         try:
             train(run, runtime, console)
@@ -173,6 +181,84 @@ class Film:
             seeds = evaluation_seeds(self.seed, -1, self.episodes)
             result = film(agent, env, seeds, self.output, config)
         Console(soft_wrap=True).print(f"{self.output}: return {result.mean:.1f}", highlight=False)
+
+
+@dataclass(frozen=True)
+class EvaluationSet:
+    """Collect the states that analyses ask about: greedy episodes of a trained agent.
+
+    Example: kstep evaluation-set runs/walker_walk/ksl/seed1 --output sets/walker_walk
+    """
+
+    run: Positional[Path]
+    """A run folder."""
+    output: Path
+    """The folder to make."""
+    episodes: int = 10
+    seed: int = 0
+    """Which episodes: the same seed repeats the same starts."""
+    sizes: tuple[int, ...] = ()
+    """Further frame sizes to draw, for encoders that see others (100 for crops of 84)."""
+
+    def __call__(self) -> None:
+        from rich.console import Console
+
+        from kstep.analysis.evaluation_set import collect_from
+
+        if self.episodes < 1:
+            raise KstepError(f"--episodes must be at least 1, not {self.episodes}")
+        if self.output.exists():
+            raise KstepError(f"{self.output} exists already; choose another --output")
+        states = collect_from(self.run, episodes=self.episodes, seed=self.seed, sizes=self.sizes)
+        states.save(self.output)
+        returns = states.provenance["returns"]
+        Console(soft_wrap=True).print(
+            f"{self.output}: {len(states):,} states of {self.episodes} episodes, "
+            f"returns {min(returns):.1f} to {max(returns):.1f}",
+            highlight=False,
+        )
+
+
+@dataclass(frozen=True)
+class Analyze:
+    """Ask what encoders learned: tables as CSV, figures as PNG.
+
+    Example: kstep analyze reward-mse runs/walker_walk/*/seed* --on sets/walker_walk
+    """
+
+    question: Positional[str]
+    """About encoders: reward-pca, reward-mse, perturbation, temporal, gradients, collapse,
+    state-probe, horizon or saliency; latents: the five that need only one encoding of the states;
+    survey: those and perturbation. About returns, beside the paper's: main, tangential, k-l-grid,
+    conv-transition, optimizers or generalization."""
+    encoders: Positional[tuple[Path, ...]]
+    """Run folders (all encoders they saved, or the newest checkpoint) or saved encoders."""
+    on: Path | None = None
+    """An evaluation set (kstep evaluation-set), for all questions about encoders but gradients."""
+    output: Path = Path("analysis")
+    """Where tables and figures go; those of the same question are replaced."""
+    at: tuple[int, ...] = ()
+    """Only encoders saved, or returns tabulated, at these env steps (the paper's PCA: 5000 10000
+    15000)."""
+    episodes: int | None = None
+    """Use only the set's first few episodes, where time is short."""
+    perturbed: int = 500
+    """How many states perturbation changes, evenly spaced over the set; the paper: all of them."""
+    threads: int | None = None
+
+    def __call__(self) -> None:
+        from kstep.analysis import command
+
+        command.run(
+            self.question,
+            self.encoders,
+            on=self.on,
+            output=self.output,
+            at=self.at,
+            episodes=self.episodes,
+            perturbed=self.perturbed,
+            threads=self.threads,
+        )
 
 
 @dataclass(frozen=True)
@@ -520,6 +606,8 @@ Verb = (
     Annotated[Train, tyro.conf.subcommand("train")]
     | Annotated[Eval, tyro.conf.subcommand("eval")]
     | Annotated[Film, tyro.conf.subcommand("film")]
+    | Annotated[EvaluationSet, tyro.conf.subcommand("evaluation-set")]
+    | Annotated[Analyze, tyro.conf.subcommand("analyze")]
     | Annotated[Show, tyro.conf.subcommand("show")]
     | Annotated[List, tyro.conf.subcommand("list")]
     | Annotated[Doctor, tyro.conf.subcommand("doctor")]

@@ -37,6 +37,19 @@ class EvaluationConfig:
 
 
 @dataclass(frozen=True)
+class FrozenEncoder:
+    """An encoder trained in another run that this one takes as it is (D35)."""
+
+    sha256: str
+    """Of the file it was saved in."""
+    label: str
+    """The method that trained it."""
+    task: str
+    seed: int
+    env_steps: int
+
+
+@dataclass(frozen=True)
 class Experiment:
     """Everything that decides what a run computes."""
 
@@ -47,6 +60,8 @@ class Experiment:
     env_steps: int = 100_000
     """Budget. May be raised later to continue a finished run; not part of its identity."""
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    frozen_encoder: FrozenEncoder | None = None
+    """Taken as it is by critic, slow critic and actor; None: the run learns its own."""
 
     def validate(self) -> None:
         """Refuse what cannot work, naming the key and what is allowed."""
@@ -163,6 +178,13 @@ class Experiment:
     def _validate_composition(self) -> None:
         """Refuse parts that do not go together."""
         method, learning = self.method, self.method.learning
+        if self.frozen_encoder is not None and method.auxiliary is not None:
+            raise KstepError(
+                f"the auxiliary task of '{method.name}' has nothing to shape if the encoder is "
+                "frozen; sac_pixel is the base that the paper puts on frozen encoders"
+            )
+        if self.frozen_encoder is not None and method.observation != "pixels":
+            raise KstepError(f"'{method.name}' sees the state and takes no encoder")
         if method.auxiliary is None:
             for key, used in (
                 ("method.learning.aligned", learning.aligned),
@@ -280,6 +302,7 @@ def resolve(
     seed: int = 1,
     env_steps: int | None = None,
     overrides: Iterable[str] = (),
+    frozen_encoder: FrozenEncoder | None = None,
 ) -> Experiment:
     """Turn names into an experiment. Order: method, task's values, preset, overrides."""
     chosen = methods.find(method)
@@ -297,6 +320,7 @@ def resolve(
         ),
         seed=seed,
         preset=preset,
+        frozen_encoder=frozen_encoder,
     )
     experiment = PRESETS[preset](experiment)
     if env_steps is not None:
@@ -414,6 +438,8 @@ def digest(experiment: Experiment) -> str:
     """Identify what a run computes. The budget does not count: a run may be continued."""
     data = encode(experiment)
     del data["env_steps"]
+    if data["frozen_encoder"] is None:
+        del data["frozen_encoder"]  # so that runs from before there were any keep their identity
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
 
 

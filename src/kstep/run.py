@@ -6,6 +6,8 @@ evaluations.jsonl   one line per evaluation, every episode's return
 metrics.jsonl       one line per logged update
 checkpoints/        the last two, each a folder
 replay/             frames in segments, shared by the checkpoints
+encoders/           encoders over training, where asked for
+frozen_encoder.safetensors   the encoder of another run, where this one takes it as it is
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ class Run:
         self.metrics_file = folder / "metrics.jsonl"
         self.checkpoints = folder / "checkpoints"
         self.replay = folder / "replay"
+        self.frozen_encoder = folder / "frozen_encoder.safetensors"
 
     @staticmethod
     def default_folder(root: Path, experiment: Experiment, overridden: bool) -> Path:

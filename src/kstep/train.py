@@ -13,19 +13,21 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Literal
 
 import torch
 from rich.console import Console
 
-from kstep import augment, checkpoint, envs, native, system
+from kstep import augment, checkpoint, encoders, envs, native, system
 from kstep.agent import Agent
 from kstep.checkpoint import Positions, Session
 from kstep.config import Experiment
 from kstep.envs import ControlEnv
 from kstep.episode import Episode
 from kstep.evaluate import evaluate, evaluation_seeds
+from kstep.files import sha256, write_atomically
 from kstep.log import JsonLines, Progresses, TensorBoard, scalars
 from kstep.methods import Method
 from kstep.native import Asked, Choice
@@ -56,6 +58,11 @@ class Runtime:
     """What computes the encoder's convolutions: PyTorch, its compiler (`compiled`), our kernels
     (`native`), or `auto`: those where they are right and faster. It decides the last bits, so a run
     keeps what it began with."""
+    save_encoders_every: int | None = None
+    """env_steps between saved encoders, for analyses; the first weights and the last are saved as
+    well. None: no encoder is saved apart from the checkpoints."""
+    frozen_encoder: Path | None = None
+    """Where an experiment with a frozen encoder finds it at first; it is copied into the run."""
 
 
 class Stopped(KstepError):
@@ -88,6 +95,8 @@ def train(run: Run, runtime: Runtime, console: Console | None = None) -> None:
         # Everything that can be refused is refused before anything is written.
         spec = envs.spec_of(env)
         _refuse_impossible(experiment, spec)
+        _refuse_encoders(experiment, runtime)
+        frozen = _frozen_encoder(run, runtime, spec)
         memory = replay_config(experiment, runtime)
         Replay.refuse_too_large(memory, spec, experiment.method.stack, run.folder)
         streams = Streams(experiment.seed, system.device(runtime.device))
@@ -95,10 +104,19 @@ def train(run: Run, runtime: Runtime, console: Console | None = None) -> None:
         with _threads(runtime.threads):
             choice = encoder_choice(run, runtime, spec)
         run.encoder_backend = choice.backend
-        agent = Agent(experiment.method, spec, streams, runtime.device, choice.backend)
+        agent = Agent(
+            experiment.method,
+            spec,
+            streams,
+            runtime.device,
+            choice.backend,
+            frozen_encoder=experiment.frozen_encoder is not None,
+        )
         if runtime.tensorboard:
             TensorBoard.refuse_missing()
         with run.being_written(), _threads(runtime.threads):
+            if frozen is not None and not run.frozen_encoder.exists():
+                write_atomically(run.frozen_encoder, frozen.read_bytes())
             console.print(rendering, highlight=False)
             console.print(str(choice), highlight=False)
             system.record(run.folder, runtime.device, rendering)
@@ -125,8 +143,11 @@ class _Trainer:
             episode=Episode(env, experiment.method.stack),
             counts=Counts(),
         )
+        if experiment.frozen_encoder is not None:
+            self.session.agent.take_encoder(encoders.load(run.frozen_encoder).encoder)
         self.initial_decisions = initial_decisions(experiment.method, self.spec)
         self.lanes: list[ControlEnv] = []
+        self.encoder_saved_at: int | None = None
 
     def bring_to_budget(self) -> None:
         counts, session = self.session.counts, self.session
@@ -168,6 +189,7 @@ class _Trainer:
         saved = time.monotonic()
         while counts.env_steps < budget:
             self._evaluate_if_due()
+            self._save_encoder_if_due()
             if stop.signal is not None:
                 self._save()
                 raise Stopped(f"stopped at {counts.env_steps:,} env steps; a checkpoint is written")
@@ -178,6 +200,7 @@ class _Trainer:
                 saved = time.monotonic()
         if counts.env_steps not in self.evaluated_at.values():
             self._evaluate(counts.env_steps)
+        self._save_encoder_if_due(last=True)
         self._save()
 
     def _decide(self) -> None:
@@ -260,6 +283,23 @@ class _Trainer:
             self.tensorboard.write({"evaluation/return": result.mean}, counts.env_steps)
         self.progress.evaluated(counts, result, time.monotonic() - started)
 
+    def _save_encoder_if_due(self, *, last: bool = False) -> None:
+        """Save the encoder once for every mark, as soon as env_steps reach it.
+
+        After an interruption, marks passed since the checkpoint are reached again and their files
+        replaced by equal ones.
+        """
+        every, env_steps = self.runtime.save_encoders_every, self.session.counts.env_steps
+        if every is None:
+            return
+        mark = env_steps if last and env_steps % every else env_steps // every * every
+        # A checkpoint may lie between marks: the one behind it was saved before.
+        behind = encoders.folder_of(self.run) / f"{mark:09d}.safetensors"
+        first_look = self.encoder_saved_at is None and env_steps > mark and behind.exists()
+        if mark != self.encoder_saved_at and not first_look:
+            encoders.save(self.run, self.session.agent, self.session.counts, mark)
+        self.encoder_saved_at = mark
+
     def _log(self, metrics: Metrics) -> None:
         values = scalars(metrics)
         counts = self.session.counts
@@ -339,6 +379,36 @@ def _refuse_impossible(experiment: Experiment, spec: EnvSpec) -> None:
             f"after {initial}. Set method.learning.initial_steps to {length} decisions or more, "
             "or method.sequence_rule=any"
         )
+
+
+def _refuse_encoders(experiment: Experiment, runtime: Runtime) -> None:
+    every = runtime.save_encoders_every
+    if every is None:
+        return
+    if every < 1:
+        raise KstepError(f"--save-encoders-every must be at least 1 env step, not {every}")
+    if experiment.method.observation != "pixels":
+        raise KstepError(f"'{experiment.method.name}' sees the state: it has no encoder to save")
+
+
+def _frozen_encoder(run: Run, runtime: Runtime, spec: EnvSpec) -> Path | None:
+    """Return the file of the run's frozen encoder, refusing one that is another or does not fit."""
+    wanted = run.experiment.frozen_encoder
+    if wanted is None:
+        return None
+    path = run.frozen_encoder if run.frozen_encoder.exists() else runtime.frozen_encoder
+    if path is None or not path.is_file():
+        raise KstepError("the frozen encoder is missing: give its file with --frozen-encoder")
+    if sha256(path) != wanted.sha256:
+        raise KstepError(f"{path} is not the encoder that this run was begun with")
+    saved, method = encoders.load(path), run.experiment.method
+    shape = augment.build(method.augment).seen_shape(spec.frame_shape)
+    if (saved.config, saved.stack, saved.seen_shape) != (method.encoder, method.stack, shape):
+        raise KstepError(
+            f"{path} does not fit: it has {saved.config} on {saved.stack} frames of "
+            f"{saved.seen_shape}, '{method.name}' has {method.encoder} on {method.stack} of {shape}"
+        )
+    return path
 
 
 def replay_config(experiment: Experiment, runtime: Runtime) -> ReplayConfig:

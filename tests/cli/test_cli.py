@@ -16,7 +16,7 @@ from kstep.cli import main
 from kstep.methods import METHODS
 
 VERBS = ("train", "eval", "film", "show", "list", "doctor", "bench", "selfcheck", "sweep")
-VERBS += ("collect", "import", "compare")
+VERBS += ("collect", "import", "compare", "evaluation-set", "analyze")
 
 
 def kstep(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:

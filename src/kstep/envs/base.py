@@ -125,6 +125,10 @@ class ControlEnv(gymnasium.Env[Array, Array], abc.ABC):
         """Return what `step` would have returned for the action of `begin_step`."""
         return self.step(self._pending)
 
+    def quantities(self) -> dict[str, float]:
+        """Return what the simulator's state is made of, by name; for asking what a latent knows."""
+        return {f"state {i}": float(value) for i, value in enumerate(self._state())}
+
     def render(self) -> Array:
         """Return the current state as an image, whatever is observed."""
         return self.film_frame(self.size, self.size)

@@ -21,6 +21,10 @@ from kstep.envs.raytraced import RayTracer
 from kstep.envs.tasks import Task
 from kstep.types import Array, KstepError, ObservationKind, Renderer
 
+FREE, BALL, SLIDE, HINGE = range(4)
+JOINT_SIZES = {FREE: (7, 6), BALL: (4, 3), SLIDE: (1, 1), HINGE: (1, 1)}
+"""Numbers that MuJoCo keeps per kind of joint: positions and velocities."""
+
 
 class SuiteEnv(ControlEnv):
     """One task of the suite; states are its observations flattened in their own order."""
@@ -118,6 +122,31 @@ class SuiteEnv(ControlEnv):
         if isinstance(other, SuiteEnv) and not self._physics.model.nhfield:
             self._lender = other
 
+    def quantities(self) -> dict[str, float]:
+        """Return every joint's position and velocity.
+
+        An angle without limits comes as sine and cosine: full turns are no different to see.
+        """
+        model, data = self._physics.model, self._physics.data
+        found: dict[str, float] = {}
+        for joint in range(model.njnt):
+            name = model.id2name(joint, "joint") or f"joint {joint}"
+            kind, at, speed = (
+                int(model.jnt_type[joint]),
+                int(model.jnt_qposadr[joint]),
+                int(model.jnt_dofadr[joint]),
+            )
+            positions, velocities = JOINT_SIZES[kind]
+            if kind == HINGE and not model.jnt_limited[joint]:
+                found[f"sin {name}"] = math.sin(data.qpos[at])
+                found[f"cos {name}"] = math.cos(data.qpos[at])
+            else:
+                for i in range(positions):
+                    found[_numbered(name, i, positions)] = float(data.qpos[at + i])
+            for i in range(velocities):
+                found[_numbered(f"{name} velocity", i, velocities)] = float(data.qvel[speed + i])
+        return found
+
     def _draw(self, height: int, width: int, camera: int) -> Array:
         self._check_camera(camera)
         if self._renderer == "raytraced":
@@ -166,6 +195,10 @@ class SuiteEnv(ControlEnv):
                 self._physics._contexts = None  # not ours to free
             self._physics.free()
         super().close()
+
+
+def _numbered(name: str, index: int, count: int) -> str:
+    return name if count == 1 else f"{name} {index}"
 
 
 def _generator(seed: int) -> np.random.RandomState:

@@ -111,6 +111,10 @@ class ToyEnv(ControlEnv):
         parts = [self._dot, self._target, *([self._velocity] if self._glides else [])]
         return np.concatenate(parts, dtype=np.float32, casting="unsafe")
 
+    def quantities(self) -> dict[str, float]:
+        names = ["dot x", "dot y", "target x", "target y", "velocity x", "velocity y"]
+        return dict(zip(names, map(float, self._state()), strict=False))
+
     def _draw(self, height: int, width: int, camera: int) -> Array:
         side = min(height, width)
         square = self._ground(side).copy()

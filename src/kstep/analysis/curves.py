@@ -1,0 +1,46 @@
+"""Lines over training: the figure most questions share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from kstep.analysis.tables import Row, deviation
+
+
+def panels(rows: Sequence[Row], titles: Mapping[str, str], level: str | None = None) -> Figure:
+    """Draw one panel per column in `titles`; `level` is a column to draw as a dashed line."""
+    shown = Figure(figsize=(4.6 * len(titles), 3.4), layout="constrained")
+    for axes, (column, title) in zip(
+        np.atleast_1d(np.asarray(shown.subplots(1, len(titles)))), titles.items(), strict=True
+    ):
+        lines(axes, rows, column)
+        if level is not None:
+            axes.axhline(float(rows[0][level]), color="grey", linestyle="--", label=level)
+        axes.set(title=title, xlabel="env_steps")
+        axes.legend(fontsize="small")
+    return shown
+
+
+def lines(axes: Any, rows: Sequence[Row], column: str) -> dict[str, Any]:
+    """Draw a line per label and task, the mean over runs, with one standard deviation as a band;
+    return their colours by name. Where there is only one task the name is the label."""
+    tasks = {row["task"] for row in rows}
+    named: dict[str, list[Row]] = {}
+    for row in rows:
+        name = str(row["label"]) + (f", {row['task']}" if len(tasks) > 1 else "")
+        named.setdefault(name, []).append(row)
+    colours = {}
+    for name, own in named.items():
+        marks = sorted({int(row["env_steps"]) for row in own})
+        values = [[float(r[column]) for r in own if r["env_steps"] == mark] for mark in marks]
+        mean = np.array([np.mean(v) for v in values])
+        (line,) = axes.plot(marks, mean, marker="o", markersize=3, label=name)
+        colours[name] = line.get_color()
+        if max(len(v) for v in values) > 1:
+            band = np.nan_to_num([deviation(v) for v in values])  # a single run has no band
+            axes.fill_between(marks, mean - band, mean + band, color=colours[name], alpha=0.2)
+    return colours

@@ -1,0 +1,244 @@
+"""The states every question is asked about: collected once, stored, reused.
+
+Ten episodes of a trained agent, as in the paper: for each decision the image, the action, the
+reward it brought and the simulator's own state. Frames are stored once; stacks are put together a
+batch at a time. Encoders that see other sizes (crops of 100 pixels) need frames drawn at that size,
+so a set may hold several sizes of the same states.
+
+A set is a folder: `states.safetensors`, and `set.json` with where it came from.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from kstep import system
+from kstep.agent import Agent
+from kstep.config import encode
+from kstep.envs import ControlEnv
+from kstep.episode import Episode
+from kstep.files import sha256, write_atomically, write_json
+from kstep.play import opened
+from kstep.rng import episode_seed
+from kstep.run import Run
+from kstep.types import Array, KstepError
+
+FORMAT = 1
+BATCH = 64
+"""States encoded at a time: few enough for activations to stay in the cache."""
+
+EncodeImages = Callable[[Array], Array]
+"""Any encoder: stacks (B, S, H, W, C) uint8, oldest frame first, to latents (B, D)."""
+
+
+@dataclass(frozen=True)
+class EvaluationSet:
+    """N states in order of time, with what they led to."""
+
+    frames: dict[int, Array]
+    """By pixels per side: (N, H, W, C) uint8, the newest frame of each state."""
+    action: Array
+    """(N, A) chosen in that state"""
+    reward: Array
+    """(N,) received for it, summed over action repeats"""
+    state: Array
+    """(N, Q) the simulator's own quantities"""
+    quantities: tuple[str, ...]
+    """Their names."""
+    episode: Array
+    """(N,) which episode, counted from 0"""
+    stack: int
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.reward)
+
+    @property
+    def size(self) -> int:
+        """The size of frames that its own agent saw."""
+        return next(iter(self.frames))
+
+    def stacks(self, states: Array, size: int | None = None, stack: int | None = None) -> Array:
+        """Return stacks (B, S, H, W, C) of the chosen states, oldest frame first.
+
+        An episode's first frame is repeated before its start, as when acting.
+        """
+        frames = self._frames(size or self.size)
+        first = np.searchsorted(self.episode, self.episode[states])
+        back = np.arange((stack or self.stack) - 1, -1, -1)
+        return frames[np.maximum(states[:, None] - back, first[:, None])]
+
+    def batches(
+        self, size: int | None = None, stack: int | None = None, states: Array | None = None
+    ) -> Iterator[Array]:
+        """Yield the chosen states, or all in order, as stacks of a few at a time."""
+        states = np.arange(len(self)) if states is None else states
+        for begin in range(0, len(states), BATCH):
+            yield self.stacks(states[begin : begin + BATCH], size, stack)
+
+    def spaced(self, count: int) -> Array:
+        """Return the indices of so many states, evenly spaced over the set; all if it has fewer."""
+        return np.linspace(0, len(self) - 1, min(count, len(self))).round().astype(int)
+
+    def latents(
+        self, encode: EncodeImages, size: int | None = None, stack: int | None = None
+    ) -> Array:
+        """Encode every state: (N, D)."""
+        return np.concatenate([checked(encode(x), len(x)) for x in self.batches(size, stack)])
+
+    def first(self, episodes: int) -> EvaluationSet:
+        """Return the set of its first few episodes."""
+        return self._chosen(np.arange(np.searchsorted(self.episode, episodes)))
+
+    def _chosen(self, states: Array) -> EvaluationSet:
+        return replace(
+            self,
+            frames={size: frames[states] for size, frames in self.frames.items()},
+            action=self.action[states],
+            reward=self.reward[states],
+            state=self.state[states],
+            episode=self.episode[states],
+        )
+
+    def _frames(self, size: int) -> Array:
+        if size not in self.frames:
+            raise KstepError(
+                f"the evaluation set has frames of {', '.join(map(str, self.frames))} pixels, the "
+                f"encoder takes {size}. Collect it with --sizes "
+                f"{' '.join(map(str, [*self.frames, size]))}"
+            )
+        return self.frames[size]
+
+    def save(self, folder: Path) -> None:
+        """Write the set into a new folder."""
+        if folder.exists() and any(folder.iterdir()):
+            raise KstepError(f"{folder} exists and is not empty; choose another --output")
+        folder.mkdir(parents=True, exist_ok=True)
+        arrays = {
+            "action": self.action,
+            "reward": self.reward,
+            "state": self.state,
+            "episode": self.episode,
+            **{f"frames/{size}": frames for size, frames in self.frames.items()},
+        }
+        path = folder / "states.safetensors"
+        write_atomically(path, safetensors.numpy.save(arrays))
+        about = {
+            "format": FORMAT,
+            "stack": self.stack,
+            "sizes": list(self.frames),
+            "quantities": list(self.quantities),
+            "states": sha256(path),
+            "provenance": self.provenance,
+        }
+        write_json(folder / "set.json", about)
+
+    @classmethod
+    def load(cls, folder: Path | str) -> EvaluationSet:
+        """Read a set back, refusing one that is damaged."""
+        folder = Path(folder)
+        path = folder / "states.safetensors"
+        try:
+            about = json.loads((folder / "set.json").read_text())
+            if about["format"] != FORMAT:
+                raise KstepError(
+                    f"{folder} has format {about['format']}, this version reads {FORMAT}"
+                )
+            if sha256(path) != about["states"]:
+                raise KstepError(f"{path} is damaged: its checksum does not match")
+            arrays = safetensors.numpy.load_file(path)
+        except (OSError, json.JSONDecodeError, KeyError, safetensors.SafetensorError) as error:
+            raise KstepError(f"{folder} is not an evaluation set: {error}") from error
+        return cls(
+            frames={size: arrays[f"frames/{size}"] for size in about["sizes"]},
+            action=arrays["action"],
+            reward=arrays["reward"],
+            state=arrays["state"],
+            quantities=tuple(about["quantities"]),
+            episode=arrays["episode"],
+            stack=about["stack"],
+            provenance=about["provenance"],
+        )
+
+
+def checked(latents: Array, states: int) -> Array:
+    """Return latents as an array (B, D) of finite numbers, or say what is wrong with an encoder."""
+    latents = np.asarray(latents)
+    if latents.ndim != 2 or len(latents) != states:
+        raise KstepError(
+            f"an encoder must return one vector per state, ({states}, D), not {latents.shape}"
+        )
+    if not np.isfinite(latents).all():
+        raise KstepError("the encoder returned numbers that are not finite")
+    return latents
+
+
+def collect(
+    agent: Agent, env: ControlEnv, seeds: Sequence[int], sizes: Sequence[int] = ()
+) -> EvaluationSet:
+    """Run one greedy episode per seed and keep every state; `sizes` are further ones to draw."""
+    if agent.spec.observation != "pixels":
+        raise KstepError(
+            f"'{agent.method.name}' sees the state; collect with an agent that sees images"
+        )
+    own = agent.spec.frame_shape[0]
+    frames: dict[int, list[Array]] = {size: [] for size in dict.fromkeys((own, *sizes))}
+    actions, rewards, numbers = [], [], []
+    states: list[dict[str, float]] = []
+    for number, seed in enumerate(seeds):
+        episode = Episode(env, agent.method.stack)
+        episode.start(seed)
+        done = False
+        while not done:
+            for size, kept in frames.items():
+                seen = size == own
+                kept.append(episode.observation[-1] if seen else env.film_frame(size, size))
+            states.append(env.quantities())
+            action = agent.act(episode.observation[None], explore=False)[0]
+            step = episode.step(action)
+            actions.append(action)
+            rewards.append(step.reward)
+            numbers.append(number)
+            done = step.done
+    return EvaluationSet(
+        frames={size: np.stack(kept) for size, kept in frames.items()},
+        action=np.stack(actions),
+        reward=np.array(rewards),
+        state=np.array([list(state.values()) for state in states]),
+        quantities=tuple(states[0]),
+        episode=np.array(numbers),
+        stack=agent.method.stack,
+    )
+
+
+def collect_from(
+    folder: Path, *, episodes: int = 10, seed: int = 0, sizes: Sequence[int] = ()
+) -> EvaluationSet:
+    """Collect a set with a run's newest checkpoint; the same seed gives the same starts."""
+    run = Run.open(folder)
+    with opened(folder) as (agent, [env], counts):
+        seeds = [episode_seed(seed, "evaluation set", index) for index in range(episodes)]
+        states = collect(agent, env, seeds, sizes)
+    returns = np.bincount(states.episode, states.reward)
+    provenance = {
+        "run": str(folder),
+        "digest": run.digest,
+        "experiment": encode(run.experiment),
+        "counts": asdict(counts),
+        "seed": seed,
+        "episode_seeds": seeds,
+        "returns": returns.tolist(),
+        "versions": system.versions(),
+        "commit": system.commit(),
+        "collected": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    return replace(states, provenance=provenance)

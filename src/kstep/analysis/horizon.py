@@ -1,0 +1,105 @@
+"""How many decisions ahead does KSL's transition model know more than "nothing changes"?
+
+Beyond the paper. The model is asked for many more steps than the k it was trained on. What it
+predicts is compared, as in its loss, with what the slow encoder makes of the state really reached:
+|y/|y| - t/|t||^2. Standing still is the rival: the slow encoder's view of where it started, kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+
+from kstep.agent import Agent
+from kstep.analysis.evaluation_set import EvaluationSet
+from kstep.analysis.tables import Row
+from kstep.auxiliary.ksl import KSL
+from kstep.types import Array, KstepError, to_device
+
+
+@dataclass(frozen=True)
+class Horizon:
+    """How far predictions carry."""
+
+    steps: int
+    """First steps in a row in which the model is closer than standing still."""
+    model: Array
+    """(J,) mean squared distance of unit vectors, 1 to J decisions ahead."""
+    still: Array
+    """(J,) the same for standing still."""
+
+
+def horizon(predicted: Array, reached: Array, start: Array) -> Horizon:
+    """Measure predictions (N, J, D) against targets reached (N, J, D) from starts (N, D)."""
+    goal = _unit(reached)
+    model = np.mean(np.sum((_unit(predicted) - goal) ** 2, axis=-1), axis=0)
+    still = np.mean(np.sum((_unit(start)[:, None] - goal) ** 2, axis=-1), axis=0)
+    worse = np.flatnonzero(model >= still)
+    return Horizon(int(worse[0]) if len(worse) else len(model), model, still)
+
+
+@torch.no_grad()
+def predictions(agent: Agent, on: EvaluationSet, ahead: int) -> tuple[Array, Array, Array]:
+    """Let an agent's KSL task predict from every state that is followed by `ahead` more.
+
+    Returns what `horizon` takes: predicted (N, J, D), reached (N, J, D), start (N, D).
+    """
+    task = agent.task
+    if not isinstance(task, KSL):
+        raise KstepError(f"'{agent.method.name}' has no transition model of KSL to ask")
+    starts = np.flatnonzero(on.episode[:-ahead] == on.episode[ahead:])
+    if len(starts) == 0:
+        raise KstepError(f"no episode of the evaluation set is longer than {ahead} decisions")
+    encode = agent.encoder.features if task.sees == "features" else agent.encoder
+    layers = agent.core.critic.first_layers(task.borrowed_layers) if task.borrowed_layers else []
+    latents, targets = [], []
+    for stacks in on.batches(agent.spec.frame_shape[0], agent.method.stack):
+        view = to_device(agent.augment.act_view(stacks), agent.device)
+        latents.append(encode(view))
+        targets.append(task.targets(agent.task_encoder, view[:, None])[:, 0])
+    target = torch.cat(targets)
+    latent = torch.cat(latents)[starts]
+    predicted = []
+    for j in range(ahead):
+        action = to_device(on.action[starts + j], agent.device)
+        latent = task.transition(latent, action, layers)
+        predicted.append(task.predictor(task.projector(latent)))
+    reached = target[starts[:, None] + np.arange(1, ahead + 1)]
+    return (
+        torch.stack(predicted, dim=1).cpu().numpy(),
+        reached.cpu().numpy(),
+        target[starts].cpu().numpy(),
+    )
+
+
+def _unit(vectors: Array) -> Array:
+    vectors = np.asarray(vectors, np.float64)
+    unit: Array = vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
+    return unit
+
+
+def figure(rows: Sequence[Row]) -> Figure:
+    """Draw both distances over decisions ahead, one pair of lines per run."""
+    shown = Figure(figsize=(6.0, 3.8), layout="constrained")
+    axes = shown.subplots()
+    runs = dict.fromkeys((row["label"], row["task"], row["seed"], row["env_steps"]) for row in rows)
+    for label, task, seed, env_steps in runs:
+        own = [
+            row
+            for row in rows
+            if (row["label"], row["task"], row["seed"], row["env_steps"])
+            == (label, task, seed, env_steps)
+        ]
+        ahead = [int(row["ahead"]) for row in own]
+        name = f"{label} seed {seed} at {env_steps:,}"
+        (line,) = axes.plot(ahead, [float(row["model"]) for row in own], label=name)
+        still = [float(row["still"]) for row in own]
+        axes.plot(ahead, still, color=line.get_color(), linestyle="--")
+    axes.plot([], [], color="grey", linestyle="--", label="standing still")
+    axes.set(xlabel="decisions ahead", ylabel="squared distance of unit vectors")
+    axes.legend(fontsize="small")
+    return shown

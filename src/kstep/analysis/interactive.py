@@ -1,0 +1,88 @@
+"""Three principal components to turn with the mouse: one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Sequence
+
+import numpy as np
+
+from kstep.analysis.tables import Row
+from kstep.types import Array
+
+PAGE = """<!doctype html>
+<meta charset="utf-8"><title>%(title)s</title>
+<style>
+ body { font: 14px sans-serif; margin: 1em; background: #fff; color: #222 }
+ canvas { border: 1px solid #ccc; cursor: grab; touch-action: none }
+</style>
+<h3>%(title)s</h3>
+<label>encoder <select id="which"></select></label>
+<span>colour is the reward, from %(low)s (dark) to %(high)s (bright); drag to turn</span><br>
+<canvas id="view" width="720" height="560"></canvas>
+<script>
+const clouds = %(clouds)s;
+const canvas = document.getElementById("view"), pen = canvas.getContext("2d");
+const which = document.getElementById("which");
+clouds.forEach((cloud, i) => which.add(new Option(cloud.name, i)));
+let turn = 0.6, tilt = 0.4, held = null;
+function colour(level) { return `hsl(${270 - 220 * level} 80%% ${30 + 35 * level}%%)`; }
+function draw() {
+  const cloud = clouds[which.value || 0], scale = 0.42 * canvas.height;
+  pen.clearRect(0, 0, canvas.width, canvas.height);
+  const dots = cloud.points.map(([x, y, z, level]) => {
+    const across = x * Math.cos(turn) + z * Math.sin(turn);
+    const deep = z * Math.cos(turn) - x * Math.sin(turn);
+    return [across, y * Math.cos(tilt) - deep * Math.sin(tilt),
+            y * Math.sin(tilt) + deep * Math.cos(tilt), level];
+  }).sort((a, b) => a[2] - b[2]);
+  for (const [x, y, z, level] of dots) {
+    pen.fillStyle = colour(level);
+    pen.beginPath();
+    pen.arc(canvas.width / 2 + scale * x, canvas.height / 2 - scale * y, 2.2 + z, 0, 7);
+    pen.fill();
+  }
+}
+canvas.onpointerdown = e => {
+  held = [e.clientX, e.clientY]; canvas.setPointerCapture(e.pointerId);
+};
+canvas.onpointerup = () => { held = null; };
+canvas.onpointermove = e => {
+  if (!held) return;
+  turn += (e.clientX - held[0]) / 120; tilt += (e.clientY - held[1]) / 120;
+  held = [e.clientX, e.clientY]; draw();
+};
+which.onchange = draw;
+draw();
+</script>
+"""
+
+
+def page(points: Sequence[Row], title: str = "reward-pca") -> str:
+    """Return the page for the points of `reward-pca`: `pc1` to `pc3`, `reward`, whose they are."""
+    rewards = np.array([float(point["reward"]) for point in points])
+    low, high = float(rewards.min()), float(rewards.max())
+    by_encoder: dict[str, list[Row]] = {}
+    for p in points:
+        name = f"{p['label']} {p['task']} seed {p['seed']} at {int(p['env_steps']):,} env_steps"
+        by_encoder.setdefault(name, []).append(p)
+    clouds = []
+    for name, own in by_encoder.items():
+        level = (np.array([float(p["reward"]) for p in own]) - low) / ((high - low) or 1.0)
+        clouds.append({"name": name, "points": _scaled(own, level).round(3).tolist()})
+    # "</" would end the script, wherever it stands.
+    data = json.dumps(clouds, separators=(",", ":")).replace("</", "<\\/")
+    return PAGE % {
+        "title": html.escape(title),
+        "low": f"{low:.3g}",
+        "high": f"{high:.3g}",
+        "clouds": data,
+    }
+
+
+def _scaled(points: Sequence[Row], level: Array) -> Array:
+    """Return (N, 4): components that fit into the unit ball, and how bright."""
+    places = np.array([[float(p["pc1"]), float(p["pc2"]), float(p["pc3"])] for p in points])
+    farthest = np.linalg.norm(places, axis=1).max() or 1.0
+    return np.column_stack((places / farthest, level))

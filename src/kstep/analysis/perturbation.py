@@ -1,0 +1,153 @@
+"""How far do latents move when the image changes but the state does not?
+
+The paper's perturbation figures: three versions of every state under random translation, random
+erasing and Gaussian noise, and the mean l2 distance between their latents; and its appendix table
+of how much that changes from one saved encoder to the next. The table's third column is titled
+"Flipping" where text and figures say noise, so both are here (D21).
+
+What the paper leaves open, decided here: translation by up to 4 pixels each way, the border pixel
+repeated; one erased rectangle of 2 % to 33 % of the image, black (Zhong et al. 2017,
+arXiv:1708.04896, the defaults of image libraries); noise of standard deviation 0.15 where white is
+1, cut off at black and white and rounded to bytes; a mirror image, left to right, against the
+original. All frames of a stack change alike, except that noise is drawn for every pixel.
+
+Ten more images per state make this the dearest question by far, so it is asked about `STATES` of
+them, evenly spaced over the set, unless more are wanted; the table says how many, and the standard
+error that comes of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+from matplotlib.figure import Figure
+from scipy.special import ndtri
+
+from kstep import augment
+from kstep.analysis.curves import lines
+from kstep.analysis.spread import share
+from kstep.analysis.tables import Row
+from kstep.types import Array
+
+VERSIONS = 3
+STATES = 500
+TRANSLATE = 4
+ERASE_AREA = (0.02, 0.33)
+ERASE_ASPECT = (0.3, 3.3)
+NOISE = 0.15
+
+NOISE_LEVELS = np.rint(255 * NOISE * ndtri((np.arange(2**16) + 0.5) / 2**16)).astype(np.int16)
+"""The normal distribution's quantiles as bytes: a draw is one of them, many times faster than a
+normal number and, rounded to bytes, no different."""
+
+Perturb = Callable[[Array, np.random.Generator], Array]
+"""Stacks (B, S, H, W, C) uint8 to one version of them."""
+
+
+@dataclass(frozen=True)
+class Perturbation:
+    """Mean distance between latents of several versions of one state."""
+
+    distance: float
+    normalized: float
+    """As a share of the distance between two unperturbed states drawn at random."""
+    error: float
+    """Standard error of the distance, as if the states were independent; nan of one."""
+    states: int
+
+
+def translated(stacks: Array, rng: np.random.Generator) -> Array:
+    offsets = rng.integers(0, 2 * TRANSLATE + 1, (len(stacks), 2))
+    return augment.shift(stacks, offsets, TRANSLATE)
+
+
+def erased(stacks: Array, rng: np.random.Generator) -> Array:
+    height, width = stacks.shape[2:4]
+    changed = stacks.copy()
+    area = rng.uniform(*ERASE_AREA, len(stacks)) * height * width
+    aspect = np.exp(rng.uniform(math.log(ERASE_ASPECT[0]), math.log(ERASE_ASPECT[1]), len(stacks)))
+    tall = np.clip(np.rint(np.sqrt(area * aspect)), 1, height).astype(int)
+    wide = np.clip(np.rint(np.sqrt(area / aspect)), 1, width).astype(int)
+    top = rng.integers(0, height - tall + 1)
+    left = rng.integers(0, width - wide + 1)
+    for i, stack in enumerate(changed):
+        stack[:, top[i] : top[i] + tall[i], left[i] : left[i] + wide[i]] = 0
+    return changed
+
+
+def noisy(stacks: Array, rng: np.random.Generator) -> Array:
+    noise: Array = NOISE_LEVELS[rng.integers(0, len(NOISE_LEVELS), stacks.shape, np.uint16)]
+    noise += stacks
+    np.clip(noise, 0, 255, out=noise)
+    return noise.astype(np.uint8)
+
+
+def mirrored(stacks: Array, rng: np.random.Generator) -> Array:
+    return np.ascontiguousarray(stacks[:, :, :, ::-1])
+
+
+PERTURBATIONS: dict[str, Perturb] = {
+    "translation": translated,
+    "erasing": erased,
+    "noise": noisy,
+    "flipping": mirrored,
+}
+AGAINST_ORIGINAL = "flipping"
+"""There is but one mirror image: it is compared with the state itself."""
+
+
+def perturbation(versions: Array, unperturbed: Array) -> Perturbation:
+    """Measure latents (V, N, D) of V versions of N states; `unperturbed` (M, D) are latents of
+    states as they are, not necessarily the same."""
+    versions = np.asarray(versions, np.float64)
+    pairs = [
+        np.linalg.norm(versions[i] - versions[j], axis=1)
+        for i, j in combinations(range(len(versions)), 2)
+    ]
+    per_state = np.mean(pairs, axis=0)
+    distance, count = float(per_state.mean()), len(per_state)
+    error = float(per_state.std(ddof=1)) / math.sqrt(count) if count > 1 else float("nan")
+    return Perturbation(distance, share(distance, unperturbed), error, count)
+
+
+def changes_in_sensitivity(rows: Sequence[Row]) -> list[dict[str, str | float]]:
+    """Return per label and perturbation the mean absolute difference from one saved encoder to the
+    next, over marks and then over seeds: the paper's appendix table."""
+    changes = []
+    for label in dict.fromkeys(str(row["label"]) for row in rows):
+        for kind in dict.fromkeys(str(row["perturbation"]) for row in rows):
+            own = [r for r in rows if (r["label"], r["perturbation"]) == (label, kind)]
+            change: dict[str, str | float] = {"label": label, "perturbation": kind}
+            for column in ("distance", "normalized"):
+                per_seed = []
+                for run in dict.fromkeys((row["task"], row["seed"]) for row in own):
+                    of_run = [row for row in own if (row["task"], row["seed"]) == run]
+                    of_run.sort(key=lambda row: row["env_steps"])
+                    values = [float(row[column]) for row in of_run]
+                    if len(values) > 1:
+                        per_seed.append(np.abs(np.diff(values)).mean())
+                change[column] = float(np.mean(per_seed)) if per_seed else float("nan")
+            changes.append(change)
+    return changes
+
+
+def figure(rows: Sequence[Row]) -> Figure:
+    """Draw a column per perturbation: distances above, shares of the spread below."""
+    kinds = list(dict.fromkeys(str(row["perturbation"]) for row in rows))
+    shown = Figure(figsize=(3.6 * len(kinds), 5.6), layout="constrained")
+    grid = shown.subplots(2, len(kinds), squeeze=False)
+    for line, (column, title) in zip(
+        grid,
+        (("distance", "l2 distance (paper)"), ("normalized", "share of the spread")),
+        strict=True,
+    ):
+        for axes, kind in zip(line, kinds, strict=True):
+            lines(axes, [row for row in rows if row["perturbation"] == kind], column)
+            axes.set(title=f"{kind}: {title}", xlabel="env_steps")
+            axes.title.set_fontsize(9)
+    grid[0][0].legend(fontsize="small")
+    return shown

@@ -1,0 +1,131 @@
+"""Are states of high and of low reward apart in the latents' first principal components?
+
+The paper's PCA plots, and a number for what the eye sees in them: the balanced accuracy of a linear
+classifier of high against low reward, on episodes it was not fitted to, in two components, in three
+and in the whole latent. 0.5 is chance, 1 means a line separates them.
+
+High is above the middle of the reward's range, low is below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from kstep.analysis import fit
+from kstep.analysis.spread import centred
+from kstep.analysis.tables import Row
+from kstep.types import Array
+
+COMPONENTS = 3
+
+
+@dataclass(frozen=True)
+class RewardPCA:
+    """The projection and how separate it is."""
+
+    components: Array
+    """(N, 3), by falling variance; columns of zeros where the latent has fewer directions."""
+    variance: tuple[float, float, float]
+    """Share of the latents' variance along each component."""
+    separability_2: float
+    """Balanced accuracy in two components; nan unless there are high and low rewards."""
+    separability_3: float
+    separability_all: float
+    """In the whole latent."""
+
+
+def reward_pca(latents: Array, reward: Array, episode: Array) -> RewardPCA:
+    """Project latents (N, D) and measure how separate high and low rewards (N,) are."""
+    components, variance = principal_components(latents)
+    high = reward > (reward.min() + reward.max()) / 2
+    return RewardPCA(
+        components=components,
+        variance=(float(variance[0]), float(variance[1]), float(variance[2])),
+        separability_2=separability(components[:, :2], high, episode),
+        separability_3=separability(components, high, episode),
+        separability_all=separability(latents, high, episode),
+    )
+
+
+def principal_components(latents: Array) -> tuple[Array, Array]:
+    """Return the first three components (N, 3) and their shares of the variance (3,)."""
+    moved = centred(latents)
+    values, directions = np.linalg.eigh(moved.T @ moved)
+    values, directions = np.maximum(values[::-1], 0.0), directions[:, ::-1]
+    count = min(COMPONENTS, latents.shape[1])
+    first = directions[:, :count]
+    # A direction's sign means nothing; its largest entry positive makes it repeatable.
+    first = first * np.sign(first[np.abs(first).argmax(axis=0), np.arange(count)])
+    components = np.zeros((len(latents), COMPONENTS))
+    components[:, :count] = moved @ first
+    shares = np.zeros(COMPONENTS)
+    total = values.sum()
+    shares[:count] = values[:count] / total if total > 0.0 else 0.0
+    return components, shares
+
+
+def separability(latents: Array, high: Array, episode: Array) -> float:
+    """Return the balanced accuracy of linear classifiers, each state judged by one that was fitted
+    to other episodes."""
+    if high.all() or not high.any():
+        return float("nan")
+    guess = np.zeros(len(high), bool)
+    judged = np.zeros(len(high), bool)
+    for out in fit.held_out_states(episode):
+        if high[~out].all() or not high[~out].any():
+            continue  # nothing to learn the difference from
+        weights, intercept = fit.classifier(latents[~out], high[~out])
+        guess[out] = latents[out] @ weights + intercept > 0
+        judged |= out
+    right = (guess == high) & judged
+    if not (high & judged).any() or not (~high & judged).any():
+        return float("nan")
+    of_high = right[high].sum() / (high & judged).sum()
+    of_low = right[~high].sum() / (~high & judged).sum()
+    return float((of_high + of_low) / 2)
+
+
+def figure(rows: Sequence[Row], points: Sequence[Row]) -> Figure:
+    """Draw the first two components, a row per method, a column per mark; colour is the reward."""
+    labels = list(dict.fromkeys(str(row["label"]) for row in rows))
+    marks = sorted({int(row["env_steps"]) for row in rows})
+    size = (3.2 * len(marks) + 0.8, 3.0 * len(labels))
+    shown = Figure(figsize=size, layout="constrained")
+    grid = shown.subplots(len(labels), len(marks), squeeze=False)
+    rewards = [float(point["reward"]) for point in points]
+    dots = None
+    for label, line in zip(labels, grid, strict=True):
+        for mark, axes in zip(marks, line, strict=True):
+            here = [row for row in rows if (row["label"], row["env_steps"]) == (label, mark)]
+            axes.set(xticks=[], yticks=[])
+            if not here:
+                axes.set_axis_off()
+                continue
+            seed = here[0]["seed"]  # projections of several seeds have nothing in common
+            own = [
+                point
+                for point in points
+                if (point["label"], point["env_steps"], point["seed"]) == (label, mark, seed)
+            ]
+            dots = axes.scatter(
+                [float(point["pc1"]) for point in own],
+                [float(point["pc2"]) for point in own],
+                c=[float(point["reward"]) for point in own],
+                s=3,
+                vmin=min(rewards),
+                vmax=max(rewards),
+            )
+            separable = np.mean([float(row["separability_2"]) for row in here])
+            explained = float(here[0]["variance_1"]) + float(here[0]["variance_2"])
+            axes.set_title(
+                f"{label}, {mark:,} env_steps\nseparability {separable:.2f}, "
+                f"{explained:.0%} of variance, {len(own):,} states",
+                fontsize=8,
+            )
+    if dots is not None:
+        shown.colorbar(dots, ax=grid.ravel().tolist(), label="reward", shrink=0.6)
+    return shown

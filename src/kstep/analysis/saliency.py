@@ -1,0 +1,107 @@
+"""Where does the encoder look?
+
+Beyond the paper. Two maps per state, both at the size of the image:
+
+- attention: mean square of the last convolution's activations, enlarged (Zagoruyko & Komodakis
+  2017, arXiv:1612.03928): where features are active;
+- sensitivity: root mean square change of the latent per change of a pixel, that is the norm of the
+  Jacobian's columns, estimated without bias of its square by a few random projections of the
+  latent: what would move the latent. Frames of a stack and colours are added up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from matplotlib import colormaps
+from matplotlib.figure import Figure
+
+from kstep.types import Array, Encode
+
+PROJECTIONS = 8
+
+
+@dataclass(frozen=True)
+class Saliency:
+    """Maps and how focused they are."""
+
+    attention: Array
+    """(N, H, W)"""
+    sensitivity: Array
+    """(N, H, W)"""
+
+    @property
+    def focus(self) -> tuple[float, float]:
+        """For both maps, the share of the total in the tenth of pixels with most; 0.1 if even."""
+        return _focus(self.attention), _focus(self.sensitivity)
+
+
+def attention(maps: Array, height: int, width: int) -> Array:
+    """Turn activations (N, h, w, C) into attention (N, height, width)."""
+    power = torch.from_numpy(np.mean(np.square(np.asarray(maps, np.float32)), axis=-1))
+    enlarged = F.interpolate(power[:, None], (height, width), mode="bilinear", align_corners=False)
+    return enlarged[:, 0].numpy()
+
+
+def sensitivity(encode: Encode, stacks: Array, generator: torch.Generator) -> Array:
+    """Return the norm of d latent / d pixel (N, H, W), bytes as the unit, of stacks
+    (N, S, H, W, C)."""
+    pixels = torch.from_numpy(np.asarray(stacks, np.float32)).requires_grad_()
+    latent = encode(pixels)
+    total = torch.zeros(len(stacks), *stacks.shape[2:4])
+    for _ in range(PROJECTIONS):
+        signs = torch.randint(0, 2, latent.shape, generator=generator) * 2.0 - 1.0
+        (gradient,) = torch.autograd.grad((latent * signs).sum(), pixels, retain_graph=True)
+        total += gradient.square().sum(dim=(1, 4))
+    return (total / PROJECTIONS).sqrt().numpy()
+
+
+def overlay(frames: Array, maps: Array, scale: int = 4) -> Array:
+    """Lay maps (N, H, W) over frames (N, H, W, 3) uint8 as a heat map, enlarged by `scale`."""
+    brightest = np.quantile(maps, 0.99, axis=(1, 2), keepdims=True)
+    level = np.clip(maps / np.where(brightest > 0.0, brightest, 1.0), 0.0, 1.0)
+    heat = colormaps["inferno"](level)[..., :3] * 255.0
+    weight = 0.25 + 0.6 * level[..., None]
+    mixed = np.rint((1.0 - weight) * frames + weight * heat).astype(np.uint8)
+    return enlarged(mixed, scale)
+
+
+def enlarged(frames: Array, scale: int) -> Array:
+    """Repeat every pixel `scale` times along both sides."""
+    return frames.repeat(scale, axis=1).repeat(scale, axis=2)
+
+
+def side_by_side(frames: Array, maps: Saliency, scale: int = 4) -> Array:
+    """Return frames of a video: the image, attention over it, sensitivity over it."""
+    return np.concatenate(
+        (
+            enlarged(frames, scale),
+            overlay(frames, maps.attention, scale),
+            overlay(frames, maps.sensitivity, scale),
+        ),
+        axis=2,
+    )
+
+
+def figure(pictures: Sequence[tuple[str, Array]]) -> Figure:
+    """Show some frames of each video, one row per encoder."""
+    shown = Figure(figsize=(12.0, 1.7 * len(pictures) + 0.3), layout="constrained")
+    grid = shown.subplots(len(pictures), 3, squeeze=False)
+    for (title, frames), line in zip(pictures, grid, strict=True):
+        chosen = np.linspace(0, len(frames) - 1, 3).astype(int)
+        for index, axes in zip(chosen, line, strict=True):
+            axes.imshow(frames[index])
+            axes.set(xticks=[], yticks=[])
+        line[0].set_title(f"{title}: image, attention, sensitivity", fontsize=8, loc="left")
+    return shown
+
+
+def _focus(maps: Array) -> float:
+    flat = np.sort(maps.reshape(len(maps), -1), axis=1)
+    most = flat[:, -max(1, flat.shape[1] // 10) :].sum(axis=1)
+    total = flat.sum(axis=1)
+    return float(np.mean(most / np.where(total > 0.0, total, np.nan)))

@@ -1,0 +1,31 @@
+"""How far latents lie apart: the yardstick for every distance between them.
+
+Distances between latents mean nothing by themselves: halve all latents and every distance halves,
+though nothing was learned or forgotten. So each is also given as a share of `spread`, the distance
+between two states drawn at random: 1 means "as far as any other state".
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kstep.types import Array
+
+
+def spread(latents: Array) -> float:
+    """Return the root mean square distance between two latents (N, D) drawn at random."""
+    return float(np.sqrt(2.0 * centred(latents).var(axis=0).sum()))
+
+
+def centred(latents: Array) -> Array:
+    """Return latents without their mean, in double precision; exactly 0 if they are all equal."""
+    # The mean of equal numbers is rounded, the difference of two of them is not.
+    moved: Array = np.asarray(latents, np.float64) - np.asarray(latents[0], np.float64)
+    moved -= moved.mean(axis=0)
+    return moved
+
+
+def share(distance: float, latents: Array) -> float:
+    """Return a distance as a share of the latents' spread; nan where an encoder is constant."""
+    whole = spread(latents)
+    return distance / whole if whole > 0.0 else float("nan")

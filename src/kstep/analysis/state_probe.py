@@ -1,0 +1,56 @@
+"""Which quantities of the simulator can be read from the latent?
+
+Beyond the paper, which supposes that good latents hold what moves smoothly, such as joint angles.
+For each quantity: R^2 of a linear fit on episodes it did not see; 1 is perfect, 0 no better than
+the mean, below 0 worse than that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from kstep.analysis import fit
+from kstep.analysis.tables import Row
+from kstep.types import Array
+
+
+def state_probe(latents: Array, state: Array, episode: Array) -> Array:
+    """Return R^2 (Q,) of each column of `state` (N, Q); nan where a quantity never changes."""
+    state = np.asarray(state, np.float64)
+    error = np.mean((fit.held_out(latents, state, episode) - state) ** 2, axis=0)
+    variance = state.var(axis=0)
+    moves = variance > 1e-12 * np.maximum(1.0, np.mean(state**2, axis=0))
+    return np.where(moves, 1.0 - error / np.where(moves, variance, 1.0), np.nan)
+
+
+def figure(rows: Sequence[Row]) -> Figure:
+    """Draw a bar per quantity and method, for the newest encoder of each, mean over seeds."""
+    newest: dict[str, int] = {}
+    for row in rows:
+        label, at = str(row["label"]), int(row["env_steps"])
+        newest[label] = max(at, newest.get(label, at))
+    quantities = list(dict.fromkeys(str(row["quantity"]) for row in rows))
+    shown = Figure(figsize=(7.0, 1.2 + 0.28 * len(quantities)), layout="constrained")
+    axes = shown.subplots()
+    height = 0.8 / len(newest)
+    for index, (label, at) in enumerate(newest.items()):
+        means = [
+            np.mean(
+                [
+                    float(row["r2"])
+                    for row in rows
+                    if (row["label"], row["env_steps"], row["quantity"]) == (label, at, quantity)
+                ]
+            )
+            for quantity in quantities
+        ]
+        places = np.arange(len(quantities)) + index * height
+        axes.barh(places, np.maximum(means, -1.0), height, label=f"{label} at {at:,}")
+    axes.set_yticks(np.arange(len(quantities)) + 0.4 - height / 2, quantities)
+    axes.set(xlabel="R², held-out episodes (cut off at -1)", xlim=(-1.05, 1.05))
+    axes.invert_yaxis()
+    axes.legend(fontsize="small")
+    return shown

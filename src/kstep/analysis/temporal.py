@@ -1,0 +1,41 @@
+"""How far do latents move from one decision to the next?
+
+The paper's figure of temporal coherence: mean l2 distance between consecutive latents, never across
+an episode's end; also as a share of the latents' spread, since a shrunken latent looks slow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from kstep.analysis.curves import panels
+from kstep.analysis.spread import share
+from kstep.analysis.tables import Row
+from kstep.types import Array
+
+
+@dataclass(frozen=True)
+class Temporal:
+    """Mean distance between consecutive latents."""
+
+    distance: float
+    normalized: float
+    """As a share of the distance between two states drawn at random."""
+
+
+def temporal(latents: Array, episode: Array) -> Temporal:
+    """Measure latents (N, D) in order of time; `episode` (N,) says where one ends."""
+    latents = np.asarray(latents, np.float64)
+    together = episode[1:] == episode[:-1]
+    steps = np.linalg.norm(np.diff(latents, axis=0)[together], axis=1)
+    distance = float(steps.mean()) if len(steps) else float("nan")
+    return Temporal(distance, share(distance, latents))
+
+
+def figure(rows: Sequence[Row]) -> Figure:
+    """Draw both distances over training, one line per method."""
+    return panels(rows, {"distance": "l2 distance (paper)", "normalized": "share of the spread"})

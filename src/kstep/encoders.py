@@ -1,0 +1,164 @@
+"""Encoders saved during training, and any of them as a function from images to vectors.
+
+A file holds the weights of the encoder that feeds critic and actor (safetensors) and, in its
+header, which run it is from, how to build it, and the angle between the optimizers that step it.
+Nothing is pickled; loading executes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+
+from kstep import augment
+from kstep.agent import Agent
+from kstep.analysis.gradients import Angle, live_angles
+from kstep.augment import AugmentConfig
+from kstep.config import FrozenEncoder, decode, encode
+from kstep.files import sha256, write_atomically
+from kstep.nets.encoder import Encoder, EncoderConfig, build_encoder
+from kstep.run import Run
+from kstep.types import Array, Counts, EnvSpec, KstepError, to_device
+
+FORMAT = "1"
+
+
+@dataclass(frozen=True)
+class SavedEncoder:
+    """An encoder of a run at one moment: stacks (B, S, H, W, C) uint8 to latents (B, D) float32.
+
+    It sees what the policy sees when acting; for methods that crop that is the centre.
+    """
+
+    label: str
+    """The method, and the preset where it is not the paper's."""
+    task: str
+    seed: int
+    env_steps: int
+    """The mark it was saved for."""
+    size: int
+    """Pixels per side of the frames it takes."""
+    stack: int
+    augment: AugmentConfig
+    config: EncoderConfig
+    encoder: Encoder
+    angles: Mapping[str, Angle] = field(default_factory=dict)
+    """Between the critic's and the auxiliary optimizer when it was saved, by parameter."""
+
+    def __call__(self, stacks: Array) -> Array:
+        with torch.inference_mode():
+            latents = self.encoder(to_device(self.view(stacks), torch.device("cpu")))
+        return latents.numpy()  # type: ignore[no-any-return]
+
+    @property
+    def seen_shape(self) -> tuple[int, ...]:
+        """Shape of a frame as the network sees it."""
+        return augment.build(self.augment).seen_shape((self.size, self.size, 3))
+
+    def view(self, stacks: Array) -> Array:
+        """Return the part of the images that the encoder sees."""
+        return augment.build(self.augment).act_view(stacks)
+
+
+def folder_of(run: Run) -> Path:
+    return run.folder / "encoders"
+
+
+def save(run: Run, agent: Agent, counts: Counts, mark: int) -> Path:
+    """Save the encoder that feeds critic and actor, for the mark just reached."""
+    if agent.spec.observation != "pixels":
+        raise KstepError(f"'{agent.method.name}' sees the state: it has no encoder to save")
+    description = {
+        "format": FORMAT,
+        "digest": run.digest,
+        "label": label_of(run),
+        "task": run.experiment.env.task,
+        "seed": run.experiment.seed,
+        "mark": mark,
+        "counts": asdict(counts),
+        "config": encode(agent.method.encoder),
+        "augment": encode(agent.method.augment),
+        "stack": agent.method.stack,
+        "frame_shape": list(agent.spec.frame_shape),
+        "angles": {
+            name: asdict(angle)
+            for name, angle in live_angles(agent.optimizers, agent.encoder).items()
+        },
+    }
+    tensors = {name: value.contiguous() for name, value in agent.encoder.state_dict().items()}
+    path = folder_of(run) / f"{mark:09d}.safetensors"
+    path.parent.mkdir(exist_ok=True)
+    metadata = {"kstep encoder": json.dumps(description)}
+    write_atomically(path, safetensors.torch.save(tensors, metadata))
+    return path
+
+
+def load(path: Path) -> SavedEncoder:
+    """Load a saved encoder."""
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            about: dict[str, Any] = json.loads((file.metadata() or {})["kstep encoder"])
+    except (KeyError, OSError, json.JSONDecodeError, safetensors.SafetensorError) as error:
+        raise KstepError(f"{path} is not an encoder that kstep saved: {error}") from error
+    if about["format"] != FORMAT:
+        raise KstepError(f"{path} has format {about['format']}, this version reads {FORMAT}")
+    viewed = decode(AugmentConfig, about["augment"])
+    config = decode(EncoderConfig, about["config"])
+    frame_shape = tuple(about["frame_shape"])
+    seen = EnvSpec("pixels", augment.build(viewed).seen_shape(frame_shape), 1, 1, None)
+    # Its first weights are drawn from the global generator and then replaced.
+    with torch.random.fork_rng(devices=[]):
+        encoder = build_encoder(config, seen, about["stack"])
+    encoder.load_state_dict(safetensors.torch.load_file(path))
+    return SavedEncoder(
+        label=about["label"],
+        task=about["task"],
+        seed=about["seed"],
+        env_steps=about["mark"],
+        size=frame_shape[0],
+        stack=about["stack"],
+        augment=viewed,
+        config=config,
+        encoder=encoder.eval().requires_grad_(False),
+        angles={name: Angle(**angle) for name, angle in about["angles"].items()},
+    )
+
+
+def frozen(path: Path) -> FrozenEncoder:
+    """Return what an experiment says of the encoder it takes as it is."""
+    saved = load(path)
+    return FrozenEncoder(sha256(path), saved.label, saved.task, saved.seed, saved.env_steps)
+
+
+def of_agent(run: Run, agent: Agent, counts: Counts) -> SavedEncoder:
+    """Return an agent's present encoder as if it had been saved now."""
+    return SavedEncoder(
+        label=label_of(run),
+        task=run.experiment.env.task,
+        seed=run.experiment.seed,
+        env_steps=counts.env_steps,
+        size=agent.spec.frame_shape[0],
+        stack=agent.method.stack,
+        augment=agent.method.augment,
+        config=agent.method.encoder,
+        encoder=agent.encoder,
+        angles=live_angles(agent.optimizers, agent.encoder),
+    )
+
+
+def saved_in(folder: Path) -> list[Path]:
+    """Return the encoders of a run, oldest first."""
+    return sorted((folder / "encoders").glob("[0-9]*.safetensors"))
+
+
+def label_of(run: Run, name: str | None = None) -> str:
+    """Return a run's method, or another name for it, with the preset unless it is the paper's."""
+    name, preset = name or run.experiment.method.name, run.experiment.preset
+    return name if preset == "paper" else f"{name}-{preset}"
