@@ -176,3 +176,13 @@ def test_bfloat16_is_close_and_stays_inside_the_encoder() -> None:
     assert not any(value.dtype == torch.bfloat16 for value in state.values())
     assert torch.allclose(exact["critic/loss"], rounded["critic/loss"], rtol=0.05)
     assert not torch.equal(exact["critic/loss"], rounded["critic/loss"])
+
+
+def test_gradients_that_come_in_another_memory_order_reach_their_own_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Convolutions behind channels-last features return such gradients for plain weights; fused
+    Adam, which walks through memory side by side, once mixed them up."""
+    fused = learned("ksl-conv")
+    monkeypatch.setattr(optimizers, "_adam", plain_adam)
+    assert_same(fused, learned("ksl-conv"), TOLERANCE)
