@@ -71,8 +71,11 @@ def test_sharing_slow_latents_changes_nothing(monkeypatch: pytest.MonkeyPatch) -
 
 
 def plain_adam(group: Group) -> torch.optim.Adam:
-    fused = optimizers_adam(group)
-    return torch.optim.Adam(fused.param_groups, betas=group.betas, fused=False, foreach=False)
+    keys = ("params", "lr", "weight_decay")
+    groups = [{key: g[key] for key in keys} for g in optimizers_adam(group).param_groups]
+    adam = torch.optim.Adam(groups, betas=group.betas, foreach=False, fused=False)
+    assert not any(g["fused"] or g["foreach"] for g in adam.param_groups)
+    return adam
 
 
 optimizers_adam = optimizers._adam
