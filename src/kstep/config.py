@@ -131,6 +131,11 @@ class Experiment:
                 f"method.learning.replay_capacity={learning.replay_capacity} must be at least "
                 f"twice method.learning.initial_steps={learning.initial_steps}"
             )
+        if learning.replay_capacity < learning.batch_size:
+            raise KstepError(
+                f"method.learning.replay_capacity={learning.replay_capacity} is smaller than "
+                f"method.learning.batch_size={learning.batch_size}"
+            )
         self._validate_composition()
 
     def _validate_composition(self) -> None:

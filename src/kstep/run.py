@@ -103,7 +103,7 @@ class Run:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep every other process from writing this run. The system frees the lock of the dead."""
-        with (self.folder / "lock").open("a+") as file:
+        with (self.folder / "lock").open("a+", errors="replace") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -120,4 +120,9 @@ class Run:
         """Return every evaluation so far, oldest first."""
         if not self.evaluations_file.exists():
             return []
-        return [json.loads(line) for line in self.evaluations_file.read_text().splitlines()]
+        # What follows the last line's end is being written, or was when the process died.
+        lines = self.evaluations_file.read_bytes().split(b"\n")[:-1]
+        try:
+            return [json.loads(line) for line in lines]
+        except ValueError as error:
+            raise KstepError(f"{self.evaluations_file} is damaged: {error}") from error

@@ -12,22 +12,24 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from types import FrameType
 from typing import Literal
 
 import torch
 from rich.console import Console
 
-from kstep import checkpoint, envs, system
+from kstep import checkpoint, envs, faults, origin, system
 from kstep.agent import Agent
 from kstep.checkpoint import Positions, Session
 from kstep.config import Experiment
 from kstep.envs import ControlEnv
 from kstep.episode import Episode
 from kstep.evaluate import evaluate, evaluation_seeds
+from kstep.health import Health
 from kstep.log import JsonLines, Progresses, TensorBoard, scalars
 from kstep.methods import Method
+from kstep.origin import Allowed, Origin
 from kstep.replay import Replay, ReplayConfig, Storage
 from kstep.rng import Streams, episode_seed
 from kstep.run import Run
@@ -50,10 +52,16 @@ class Runtime:
     overlap: Literal["auto", "on", "off"] = "auto"
     """Whether the environment moves in a process of its own while the agent learns. The results are
     the same bit for bit. `auto`: for simulated pixels, where a core is free for it."""
+    allowed: Allowed = field(default_factory=Allowed)
+    """What may differ from the checkpoint that is continued."""
 
 
 class Stopped(KstepError):
-    """The user asked the run to stop; a checkpoint was written."""
+    """The user asked the run to stop."""
+
+    def __init__(self, message: str, number: int) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + number
 
 
 @dataclass
@@ -81,6 +89,7 @@ def train(run: Run, runtime: Runtime, console: Console | None = None) -> None:
     try:
         # Everything that can be refused is refused before anything is written.
         spec = envs.spec_of(env)
+        envs.try_out(env, experiment.seed)
         _refuse_impossible(experiment, spec)
         memory = replay_config(experiment, runtime)
         Replay.refuse_too_large(memory, spec, experiment.method.stack, run.folder)
@@ -88,17 +97,29 @@ def train(run: Run, runtime: Runtime, console: Console | None = None) -> None:
         agent = Agent(experiment.method, spec, streams, runtime.device)
         if runtime.tensorboard:
             TensorBoard.refuse_missing()
-        with run.being_written(), _threads(runtime.threads):
+        here = origin.here(experiment.env, runtime.device, runtime.threads)
+        checkpoint.check(run, here, runtime.allowed)
+        with (
+            faults.told(lambda: checkpoint.standing(run)),
+            run.being_written(),
+            _threads(runtime.threads),
+        ):
             console.print(rendering, highlight=False)
             system.record(run.folder, runtime.device, rendering)
-            _Trainer(run, runtime, env, agent, console).bring_to_budget()
+            _Trainer(run, runtime, env, agent, here, console).bring_to_budget()
     finally:
         env.close()
 
 
 class _Trainer:
     def __init__(
-        self, run: Run, runtime: Runtime, env: ControlEnv, agent: Agent, console: Console
+        self,
+        run: Run,
+        runtime: Runtime,
+        env: ControlEnv,
+        agent: Agent,
+        here: Origin,
+        console: Console,
     ) -> None:
         experiment = run.experiment
         self.run, self.runtime, self.experiment, self.console = run, runtime, experiment, console
@@ -113,6 +134,7 @@ class _Trainer:
             ),
             episode=Episode(env, experiment.method.stack),
             counts=Counts(),
+            origin=here,
         )
         self.initial_decisions = initial_decisions(experiment.method, self.spec)
         self.evaluation_env: ControlEnv | None = None
@@ -120,13 +142,14 @@ class _Trainer:
     def bring_to_budget(self) -> None:
         counts, session = self.session.counts, self.session
         self.console.print(session.replay.describe(), highlight=False)
-        positions = Positions(0, 0)
+        positions = Positions()
         if checkpoint.exists(self.run):
-            positions, damaged = checkpoint.load(self.run, session)
-            for problem in damaged:
-                self.console.print(problem, highlight=False)
+            positions, notes = checkpoint.load(self.run, session, self.runtime.allowed)
+            for note in notes:
+                self.console.print(note, highlight=False)
             self.console.print(f"going on at {counts.env_steps:,} env steps", highlight=False)
         else:
+            checkpoint.begin(self.run)
             session.replay.begin(session.episode.start(self._next_seed()))
         self.metrics = JsonLines(self.run.metrics_file, positions.metrics)
         self.evaluations = JsonLines(self.run.evaluations_file, positions.evaluations)
@@ -144,7 +167,12 @@ class _Trainer:
                 Progresses(title, self.experiment.env_steps, self.console) as self.progress,
                 _catching_signals() as stop,
             ):
+                self.health = Health(session.agent, session.replay, self.progress.say)
                 self._loop(stop)
+        except KeyboardInterrupt:
+            raise Stopped(
+                f"stopped at once. {checkpoint.standing(self.run)}", signal.SIGINT
+            ) from None
         finally:
             self.metrics.close()
             self.evaluations.close()
@@ -157,13 +185,20 @@ class _Trainer:
         counts, budget = self.session.counts, self.experiment.env_steps
         saved = time.monotonic()
         while counts.env_steps < budget:
-            self._evaluate_if_due()
+            # Before an evaluation, which may take longer than whoever stops the run will wait. It
+            # is made up for when the run goes on.
             if stop.signal is not None:
                 self._save()
-                raise Stopped(f"stopped at {counts.env_steps:,} env steps; a checkpoint is written")
+                raise Stopped(
+                    f"stopped at {counts.env_steps:,} env steps; a checkpoint is written",
+                    stop.signal,
+                )
+            self._evaluate_if_due()
             self._decide()
             self.progress.advanced(counts, counts.updates > 0)
-            if time.monotonic() - saved > 60 * self.runtime.checkpoint_minutes:
+            due = time.monotonic() - saved > 60 * self.runtime.checkpoint_minutes
+            # A checkpoint at the budget says that the run is done: it has the last evaluation.
+            if due and counts.env_steps < budget:
                 self._save()
                 saved = time.monotonic()
         if counts.env_steps not in self.evaluated_at.values():
@@ -180,9 +215,11 @@ class _Trainer:
             action = agent.act(episode.observation[None], explore=True)[0]
         else:
             action = agent.random_action()
+        self.health.watch_action(action)
         episode.begin(action)
         if learning:
             metrics = self._learn()
+            self.health.watch(metrics)
             # The first of every `log_every` updates: an even one, which has the actor's metrics.
             if counts.updates % self.runtime.log_every == 0:
                 self._log(metrics)
@@ -235,6 +272,7 @@ class _Trainer:
         counts, episodes = self.session.counts, self.experiment.evaluation.episodes
         if self.evaluation_env is None:
             self.evaluation_env = envs.make(self.experiment.env, self.experiment.seed)
+        self.health.refuse_broken()
         started = time.monotonic()
         seeds = evaluation_seeds(self.experiment.seed, mark, episodes)
         result = evaluate(self.session.agent, self.evaluation_env, seeds)
@@ -252,6 +290,7 @@ class _Trainer:
 
     def _log(self, metrics: Metrics) -> None:
         values = scalars(metrics)
+        values |= self.health.look(values)
         counts = self.session.counts
         self.metrics.write({**asdict(counts), **values})
         if self.tensorboard:
@@ -269,9 +308,8 @@ class _Trainer:
             self.tensorboard.write(values, counts.env_steps)
 
     def _save(self) -> None:
-        self.metrics.sync()
-        self.evaluations.sync()
-        positions = Positions(self.metrics.position, self.evaluations.position)
+        self.health.refuse_broken()
+        positions = Positions(self.metrics.sync(), self.evaluations.sync())
         checkpoint.save(self.run, self.session, positions)
 
 

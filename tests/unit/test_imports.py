@@ -10,11 +10,12 @@ import kstep
 SOURCE = Path(kstep.__file__).parent
 
 LAYERS = [
-    {"errors", "types", "rng", "files"},
+    {"errors", "faults", "types", "rng", "files"},
     {"nets", "optimizers", "augment", "replay", "envs"},
     {"rl", "auxiliary"},
     {"methods", "batches", "agent", "config"},
-    {"episode", "evaluate", "run", "checkpoint", "log", "system", "film", "play", "show"},
+    {"episode", "evaluate", "run", "checkpoint", "log", "system", "film", "play", "show"}
+    | {"health", "origin"},
     {"train", "doctor"},
     {"cli", "__main__"},
 ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from kstep.envs.base import ControlEnv, spec_of
+from kstep.envs.base import ControlEnv, spec_of, try_out
 from kstep.envs.tasks import PLANET, Task, names, parse
 from kstep.types import KstepError, ObservationKind
 
@@ -20,8 +20,10 @@ __all__ = [
     "make",
     "names",
     "parse",
+    "renderer",
     "rendering",
     "spec_of",
+    "try_out",
 ]
 
 
@@ -95,6 +97,15 @@ def rendering(config: EnvConfig) -> str:
 
         return gl.describe(gl.choose())
     return f"rendering: the {'toy' if kind == 'toy' else 'environment'}'s own"
+
+
+def renderer(config: EnvConfig) -> str:
+    """Name what draws, the same wherever the same pixels come out."""
+    if config.observation == "pixels" and parse(config.task).kind == "suite":
+        from kstep.envs import gl
+
+        return gl.choose().device
+    return rendering(config).removeprefix("rendering: ")
 
 
 def _prepare_suite(observation: ObservationKind) -> None:

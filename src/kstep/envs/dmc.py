@@ -14,11 +14,14 @@ from typing import Any
 
 import numpy as np
 from dm_control import suite
+from dm_control.rl.control import PhysicsError
 
 from kstep.envs import gl
-from kstep.envs.base import ControlEnv
+from kstep.envs.base import ControlEnv, RendererFailed
 from kstep.envs.tasks import Task
 from kstep.types import Array, KstepError, ObservationKind
+
+DRAWING_TRIES = 3
 
 
 class SuiteEnv(ControlEnv):
@@ -85,7 +88,10 @@ class SuiteEnv(ControlEnv):
             raise KstepError(f"{self} needs rendering even for states: {error}") from error
 
     def _simulate(self, action: Array) -> tuple[float, bool, bool]:
-        self._time_step = self._env.step(action)
+        try:
+            self._time_step = self._env.step(action)
+        except PhysicsError as error:
+            raise KstepError(f"the simulation of {self} diverged: {error}") from error
         last = bool(self._time_step.last())
         # The suite says discount 0 where nothing follows, and 1 where only its time is up.
         terminated = last and self._time_step.discount == 0.0
@@ -106,13 +112,18 @@ class SuiteEnv(ControlEnv):
     def _draw(self, height: int, width: int, camera: int) -> Array:
         self._check_camera(camera)
         self._make_room(height, width)
-        try:
-            return np.array(self._physics.render(height, width, camera_id=camera), np.uint8)
-        except RuntimeError as error:
-            gl.forget()
-            raise KstepError(
-                f"{self} cannot be drawn ({error}); `python -m kstep.envs.gl --check` says why"
-            ) from error
+        for _ in range(DRAWING_TRIES):
+            try:
+                return np.array(self._physics.render(height, width, camera_id=camera), np.uint8)
+            except RuntimeError as error:
+                failure = error
+                # Drawing changes no state, so a new context draws the very frame that was missed.
+                with contextlib.suppress(RuntimeError):
+                    self._free_contexts()
+        gl.forget()
+        raise RendererFailed(
+            f"{self} cannot be drawn ({failure}); `python -m kstep.envs.gl --check` says why"
+        ) from failure
 
     def _make_room(self, height: int, width: int) -> None:
         """Enlarge the drawing buffer where a frame would not fit; MuJoCo's is 640 x 480."""
