@@ -30,7 +30,7 @@ from kstep.log import Written, before
 from kstep.origin import Allowed, Origin
 from kstep.replay import Replay
 from kstep.run import Run
-from kstep.types import Counts, KstepError
+from kstep.types import Array, Counts, KstepError
 
 FORMAT = 2
 KEEP = 2
@@ -112,9 +112,7 @@ def load(run: Run, session: Session, allowed: Allowed) -> tuple[Positions, list[
     _load_agent(session.agent, folder, state)
     session.agent.streams.load_state(state["streams"])
     counters = state["replay"]["counters"]
-    segments = (
-        safetensors.numpy.load_file(run.replay / name) for name in state["replay"]["segments"]
-    )
+    segments = (_frames(run.replay / name) for name in state["replay"]["segments"])
     session.replay.restore(segments, counters)
     # Other means may well lead to another frame; that was accepted with them.
     session.episode.enact(state["episode"], session.replay.newest_stack(), strictly=not allowed.any)
@@ -269,8 +267,19 @@ def _free_name(path: Path) -> Path:
 
 
 def _load_agent(agent: Agent, folder: Path, state: dict[str, Any]) -> None:
-    tensors = safetensors.torch.load_file(folder / "agent.safetensors")
+    path = folder / "agent.safetensors"
+    try:
+        tensors = safetensors.torch.load_file(path)
+    except safetensors.SafetensorError as error:
+        raise KstepError(f"{path} cannot be read: {error}") from error
     agent.load_state(tensors, updates=state["counts"]["updates"], phase=state["phase"])
+
+
+def _frames(path: Path) -> dict[str, Array]:
+    try:
+        return safetensors.numpy.load_file(path)
+    except safetensors.SafetensorError as error:
+        raise KstepError(f"{path} cannot be read: {error}") from error
 
 
 def _write_new_frames(run: Run, replay: Replay) -> tuple[dict[str, str], Path | None]:

@@ -66,7 +66,7 @@ class Run:
                 raise KstepError(
                     f"{folder} holds another experiment:\n" + "\n".join(rows) + f"\n{hint}"
                 )
-        elif folder.exists() and any(folder.iterdir()):
+        elif folder.exists() and not _only_begun(folder):
             raise KstepError(f"{folder} exists, is not empty and is not a run of kstep")
         return cls(folder, experiment)
 
@@ -126,3 +126,12 @@ class Run:
             return [json.loads(line) for line in lines]
         except ValueError as error:
             raise KstepError(f"{self.evaluations_file} is damaged: {error}") from error
+
+
+def _only_begun(folder: Path) -> bool:
+    """Whether a folder holds at most what a run makes before it has written who it is."""
+    ours = ("lock", "checkpoints", "replay", "config.json.part")
+    return all(
+        path.name in ours and not (path.is_dir() and any(path.iterdir()))
+        for path in folder.iterdir()
+    )
