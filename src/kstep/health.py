@@ -9,7 +9,8 @@ could keep it; what may pass is said on the console, once until it has passed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -17,8 +18,9 @@ from torch import Tensor
 
 from kstep.agent import Agent
 from kstep.faults import Fault
+from kstep.optimizers import NotFinite
 from kstep.replay import Replay
-from kstep.types import Array, Metrics
+from kstep.types import Array
 
 RUNAWAY, LOST = 3.0, 1e4
 """Times the largest possible return: where Q is said to run away, and where it will not return."""
@@ -36,18 +38,20 @@ class Health:
 
     def __init__(self, agent: Agent, replay: Replay, say: Callable[[str], None]) -> None:
         self.agent, self.replay, self._say = agent, replay, say
-        self._every_update = agent.device.type == "cpu"
         self._streaks: dict[str, int] = {}
 
-    def watch(self, metrics: Metrics) -> None:
-        """Look at every update; where reading numbers would stall a device, leave it to `look`."""
-        if self._every_update and not math.isfinite(sum(map(float, metrics.values()))):
-            self._refuse_not_finite({path: float(value) for path, value in metrics.items()})
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Say which tensors are behind a loss that breaks in the block."""
+        try:
+            yield
+        except NotFinite as error:
+            self._broken(str(error))
 
     def watch_action(self, action: Array) -> None:
         """Look at every action: the first place where a broken network shows outside of a loss."""
         if not np.isfinite(action).all():
-            self._broken("the policy's action")
+            self._broken("the policy's action is not finite")
 
     def look(self, values: dict[str, float]) -> dict[str, float]:
         """Look closely at an update that is to be logged; return what to log of its latents."""
@@ -62,19 +66,19 @@ class Health:
     def refuse_broken(self) -> None:
         """Raise if a weight or moment is no number; for before it is evaluated or saved."""
         if _not_finite(self.agent.state()):
-            self._broken("a weight")
+            self._broken("a weight or moment is not finite")
 
     def _refuse_not_finite(self, values: dict[str, float]) -> None:
         for path, value in values.items():
             if not math.isfinite(value):
-                self._broken(f"{path} = {value}")
+                self._broken(f"{path} is {value}")
 
     def _broken(self, what: str) -> None:
         wrong = _not_finite(self.agent.state())
         names = [f"{name} ({count:,} of {size:,} values)" for name, (count, size) in wrong.items()]
         listed = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
         raise Fault(
-            f"learning broke at update {self.agent.updates:,}: {what} is not finite. "
+            f"learning broke at update {self.agent.updates:,}: {what}. "
             + (f"Not finite are {listed}. " if names else "All weights still are. ")
             + "The same command would come here again; a smaller method.learning.learning_rate "
             "often helps"

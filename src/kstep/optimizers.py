@@ -8,12 +8,19 @@ so no loss can leak into what it does not own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from kstep.types import KstepError
+
+
+class NotFinite(KstepError):
+    """A loss is no number. Nothing was stepped with it, so what is wrong has not spread."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +64,11 @@ class Optimizers:
         """Take one step of the optimizer `name` on `loss`; nothing else moves.
 
         Raises if the loss does not depend on a parameter the group claims to own, unless the group
-        serves several losses and this is one of them (`partly`).
+        serves several losses and this is one of them (`partly`). A loss that is no number is
+        refused, on processors; elsewhere looking at it would stall the device.
         """
+        if loss.device.type == "cpu" and not math.isfinite(value := loss.item()):
+            raise NotFinite(f"the loss of '{name}' is {value}")
         parameters = self.parameters[name]
         gradients = torch.autograd.grad(loss, parameters, allow_unused=partly)
         for parameter, gradient in zip(parameters, gradients, strict=True):

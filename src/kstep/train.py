@@ -218,8 +218,8 @@ class _Trainer:
         self.health.watch_action(action)
         episode.begin(action)
         if learning:
-            metrics = self._learn()
-            self.health.watch(metrics)
+            with self.health.watching():
+                metrics = self._learn()
             # The first of every `log_every` updates: an even one, which has the actor's metrics.
             if counts.updates % self.runtime.log_every == 0:
                 self._log(metrics)
