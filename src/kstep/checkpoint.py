@@ -15,6 +15,7 @@ import itertools
 import json
 import re
 import shutil
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -105,15 +106,16 @@ def load_weights(run: Run, agent: Agent) -> Counts:
 
 def load(run: Run, session: Session, allowed: Allowed) -> tuple[Positions, list[str]]:
     """Continue `session` from the newest whole checkpoint; also say what is worth saying."""
-    folder, state = newest(run)
+
+    def restore(state: dict[str, Any]) -> None:
+        session.replay.restore(_segments(run, state), state["replay"]["counters"])
+
+    folder, state = _first(run, restore)
     notes = session.origin.refuse_other(_origin(state, allowed), allowed)
     notes = _set_damaged_aside(run, folder) + notes
     _sweep(run)
     _load_agent(session.agent, folder, state)
     session.agent.streams.load_state(state["streams"])
-    counters = state["replay"]["counters"]
-    segments = (_frames(run.replay / name) for name in state["replay"]["segments"])
-    session.replay.restore(segments, counters)
     # Other means may well lead to another frame; that was accepted with them.
     session.episode.enact(state["episode"], session.replay.newest_stack(), strictly=not allowed.any)
     for name, value in state["counts"].items():
@@ -176,10 +178,25 @@ def standing(run: Run) -> str:
 
 def newest(run: Run, *, with_replay: bool = True) -> tuple[Path, dict[str, Any]]:
     """Return the newest checkpoint that is whole and its state, or explain why there is none."""
+
+    def read(state: dict[str, Any]) -> None:
+        for _ in _segments(run, state) if with_replay else ():
+            pass
+
+    return _first(run, read)
+
+
+def _first(run: Run, use: Callable[[dict[str, Any]], None]) -> tuple[Path, dict[str, Any]]:
+    """Return the newest checkpoint that is what was written and whose frames `use` can use.
+
+    Reading gigabytes twice, to check and to use them, would be most of a restart.
+    """
     problems = []
     for folder in reversed(_folders(run)):
         try:
-            return folder, _check(run, folder, with_replay)
+            state = _check(run, folder)
+            use(state)
+            return folder, state
         except Refused as error:
             raise Refused(f"{folder} {error}") from error
         except (KstepError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -204,17 +221,26 @@ def _set_damaged_aside(run: Run, chosen: Path) -> list[str]:
     return said
 
 
-def _check(run: Run, folder: Path, with_replay: bool) -> dict[str, Any]:
+def _check(run: Run, folder: Path) -> dict[str, Any]:
     state = _read_state(folder)
     if state["digest"] != run.digest:
         raise Refused("belongs to another experiment")
     if sha256(folder / "agent.safetensors") != state["weights"]:
         raise KstepError("agent.safetensors is damaged")
-    for name, expected in state["replay"]["segments"].items() if with_replay else ():
-        path = run.replay / name
-        if not path.is_file() or sha256(path) != expected:
-            raise KstepError(f"replay/{name} is missing or damaged")
     return state
+
+
+def _segments(run: Run, state: dict[str, Any]) -> Iterator[dict[str, Array]]:
+    """Read the frames of a checkpoint, each file checked before it is looked at."""
+    for name, expected in state["replay"]["segments"].items():
+        path = run.replay / name
+        data = path.read_bytes() if path.is_file() else b""
+        if hashlib.sha256(data).hexdigest() != expected:
+            raise KstepError(f"replay/{name} is missing or damaged")
+        try:
+            yield safetensors.numpy.load(data)
+        except safetensors.SafetensorError as error:
+            raise KstepError(f"{path} cannot be read: {error}") from error
 
 
 def _read_state(folder: Path) -> dict[str, Any]:
@@ -270,15 +296,8 @@ def _load_agent(agent: Agent, folder: Path, state: dict[str, Any]) -> None:
     path = folder / "agent.safetensors"
     try:
         tensors = safetensors.torch.load_file(path)
-    except safetensors.SafetensorError as error:
-        raise KstepError(f"{path} cannot be read: {error}") from error
-    agent.load_state(tensors, updates=state["counts"]["updates"], phase=state["phase"])
-
-
-def _frames(path: Path) -> dict[str, Array]:
-    try:
-        return safetensors.numpy.load_file(path)
-    except safetensors.SafetensorError as error:
+        agent.load_state(tensors, updates=state["counts"]["updates"], phase=state["phase"])
+    except (safetensors.SafetensorError, RuntimeError) as error:  # no such file, or no such agent
         raise KstepError(f"{path} cannot be read: {error}") from error
 
 

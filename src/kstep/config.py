@@ -417,6 +417,13 @@ def _decode_dataclass(cls: type[T], data: Any, where: str) -> T:
         raise KstepError(
             f"unknown key '{where}{'.' if where else ''}{unknown[0]}'.{_near(unknown[0], names)}"
         )
+    needed = [
+        f.name
+        for f in dataclasses.fields(cls)  # type: ignore[arg-type]
+        if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+    ]
+    if missing := [name for name in needed if name not in data]:
+        raise KstepError(f"{where or cls.__name__} lacks {', '.join(missing)}")
     values = {
         name: decode(hints[name], data[name], f"{where}.{name}" if where else name)
         for name in names

@@ -38,18 +38,17 @@ class JsonLines:
     """Append-only JSON lines with a known position and a running checksum."""
 
     def __init__(self, path: Path, written: Written) -> None:
-        """Go on after `written`, or after the last whole line before it if the file is shorter."""
+        """Go on after `written`; with nothing where the file is gone."""
         kept = before(path, written)
         self.path = path
         self.lost = written.bytes - len(kept)
         """Bytes that should be there and are not."""
-        whole = kept[: kept.rfind(b"\n") + 1] if self.lost else kept
         path.touch()
         self._file = path.open("r+b")
-        self._file.truncate(len(whole))
-        self._file.seek(len(whole))
-        self._sum = hashlib.sha256(whole)
-        self._bytes = len(whole)
+        self._file.truncate(len(kept))
+        self._file.seek(len(kept))
+        self._sum = hashlib.sha256(kept)
+        self._bytes = len(kept)
 
     def write(self, row: dict[str, Any]) -> None:
         line = (json.dumps(row) + "\n").encode()
@@ -68,14 +67,17 @@ class JsonLines:
 
 
 def before(path: Path, written: Written) -> bytes:
-    """Return what of a log belongs to a checkpoint; raise if it was changed since."""
+    """Return what of a log belongs to a checkpoint: nothing if it is gone.
+
+    Raises if it was changed since or is too short, when what is left can no longer be checked.
+    """
     try:
         with path.open("rb") as file:
             kept = file.read(written.bytes)
     except FileNotFoundError:
         return b""
-    whole = len(kept) == written.bytes
-    if whole and written.sha256 and hashlib.sha256(kept).hexdigest() != written.sha256:
+    same = written.sha256 in (None, hashlib.sha256(kept).hexdigest())
+    if len(kept) != written.bytes or not same:
         raise KstepError(
             f"{path} was changed since it was written. Restore it from a copy, or move it away to "
             "go on without what it held"

@@ -94,9 +94,11 @@ class Run:
         try:
             data = json.loads(path.read_text())
             run = cls(folder, decode(Experiment, data["experiment"]))
-        except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError) as error:
-            raise KstepError(f"{path} is damaged: {error}") from error
-        if run.digest != data.get("digest"):
+            found = data.get("digest")
+        except (KstepError, ValueError, KeyError, TypeError, AttributeError) as error:
+            # Settings that this version does not know are another reason for all of these.
+            raise KstepError(f"{path} cannot be read: {error}") from error
+        if run.digest != found:
             raise KstepError(f"{path} was changed by hand: its digest does not match")
         return run
 
