@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 import tyro
 from tyro.conf import Positional, UseAppendAction
 
+from kstep import faults
 from kstep.errors import KstepError
 
 
@@ -57,11 +58,16 @@ class Train:
     """Take this encoder, saved by another run, as it is and learn only actor and critic on it."""
     tensorboard: bool = False
     """Also write TensorBoard events (needs the extra tb)."""
+    force_version: bool = False
+    """Go on with a checkpoint of other versions; the run is no longer reproducible."""
+    force_renderer: bool = False
+    """Go on with frames of another renderer; the run is no longer reproducible."""
 
     def __call__(self) -> None:
         from rich.console import Console
 
         from kstep import config, encoders, system
+        from kstep.origin import Allowed
         from kstep.run import Run
         from kstep.train import Runtime, Stopped, train
 
@@ -97,12 +103,13 @@ class Train:
             encoder_backend=self.encoder_backend,
             save_encoders_every=self.save_encoders_every,
             frozen_encoder=self.frozen_encoder,
+            allowed=Allowed(self.force_version, self.force_renderer),
         )
         try:
             train(run, runtime, console)
         except Stopped as stopped:
             console.print(f"{stopped}. The same command goes on from there.", highlight=False)
-            sys.exit(130)
+            sys.exit(stopped.exit_code)
         console.print(f"done: {folder / 'evaluations.jsonl'}", highlight=False)
 
 
@@ -634,12 +641,13 @@ def main(arguments: list[str] | None = None) -> None:
     )
     try:
         verb()
-    except KstepError as error:
-        print(f"kstep: {error}", file=sys.stderr)
-        sys.exit(2)
-    except OSError as error:  # no space, no permission, not a folder: the system says it best
-        print(f"kstep: {error}", file=sys.stderr)
-        sys.exit(1)
     except KeyboardInterrupt:
         print("kstep: interrupted", file=sys.stderr)
         sys.exit(130)
+    except Exception as error:
+        refused = isinstance(error, KstepError) and not isinstance(error, faults.Fault)
+        told = str(error) if refused else faults.explain(error)
+        if told is None:  # a mistake of ours, which a traceback helps to find
+            raise
+        print(f"kstep: {told}", file=sys.stderr)
+        sys.exit(2 if refused else 1)

@@ -153,6 +153,11 @@ class Experiment:
                 f"method.learning.replay_capacity={learning.replay_capacity} must be at least "
                 f"twice method.learning.initial_steps={learning.initial_steps}"
             )
+        if learning.replay_capacity < learning.batch_size:
+            raise KstepError(
+                f"method.learning.replay_capacity={learning.replay_capacity} is smaller than "
+                f"method.learning.batch_size={learning.batch_size}"
+            )
         self._validate_composition()
 
     def _validate_joint(self) -> None:
@@ -467,6 +472,13 @@ def _decode_dataclass(cls: type[T], data: Any, where: str) -> T:
         raise KstepError(
             f"unknown key '{where}{'.' if where else ''}{unknown[0]}'.{_near(unknown[0], names)}"
         )
+    needed = [
+        f.name
+        for f in dataclasses.fields(cls)  # type: ignore[arg-type]
+        if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+    ]
+    if missing := [name for name in needed if name not in data]:
+        raise KstepError(f"{where or cls.__name__} lacks {', '.join(missing)}")
     values = {
         name: decode(hints[name], data[name], f"{where}.{name}" if where else name)
         for name in names

@@ -10,13 +10,17 @@ from typing import Any
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write aside, flush to disk, rename."""
+    """Write aside, flush to disk, rename. Where that fails, nothing of it is left."""
     aside = path.with_name(f"{path.name}.part")
-    with aside.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path)
+    try:
+        with aside.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
 
 
 def write_json(path: Path, value: Any) -> None:

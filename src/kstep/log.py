@@ -6,11 +6,13 @@ drop what it had logged beyond it and the file ends up as if it had never stoppe
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import math
 import os
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -23,35 +25,64 @@ from kstep.evaluate import Evaluation
 from kstep.types import Counts, KstepError, Metrics
 
 
+@dataclass(frozen=True)
+class Written:
+    """How much of a log belongs to a checkpoint, and what it said."""
+
+    bytes: int = 0
+    sha256: str | None = None
+    """None: not known, or nothing yet."""
+
+
 class JsonLines:
-    """Append-only JSON lines with a known position."""
+    """Append-only JSON lines with a known position and a running checksum."""
 
-    def __init__(self, path: Path, position: int = 0) -> None:
-        """Go on at `position`, or after the last whole line before it if the file is shorter."""
-        path.touch()
+    def __init__(self, path: Path, written: Written) -> None:
+        """Go on after `written`; with nothing where the file is gone."""
+        kept = before(path, written)
         self.path = path
-        self._file = path.open("r+b")
-        kept = self._file.read(position)
-        self.lost = position - len(kept)
+        self.lost = written.bytes - len(kept)
         """Bytes that should be there and are not."""
-        whole = position if not self.lost else kept.rfind(b"\n") + 1
-        self._file.truncate(whole)
-        self._file.seek(whole)
-
-    @property
-    def position(self) -> int:
-        return self._file.tell()
+        path.touch()
+        self._file = path.open("r+b")
+        self._file.truncate(len(kept))
+        self._file.seek(len(kept))
+        self._sum = hashlib.sha256(kept)
+        self._bytes = len(kept)
 
     def write(self, row: dict[str, Any]) -> None:
-        self._file.write((json.dumps(row) + "\n").encode())
+        line = (json.dumps(row) + "\n").encode()
+        self._file.write(line)
         self._file.flush()  # for whoever is watching the file
+        self._sum.update(line)
+        self._bytes += len(line)
 
-    def sync(self) -> None:
-        """Make everything written so far survive a crash of the machine."""
+    def sync(self) -> Written:
+        """Make everything written so far survive a crash of the machine, and say what that is."""
         os.fsync(self._file.fileno())
+        return Written(self._bytes, self._sum.hexdigest())
 
     def close(self) -> None:
         self._file.close()
+
+
+def before(path: Path, written: Written) -> bytes:
+    """Return what of a log belongs to a checkpoint: nothing if it is gone.
+
+    Raises if it was changed since or is too short, when what is left can no longer be checked.
+    """
+    try:
+        with path.open("rb") as file:
+            kept = file.read(written.bytes)
+    except FileNotFoundError:
+        return b""
+    same = written.sha256 in (None, hashlib.sha256(kept).hexdigest())
+    if len(kept) != written.bytes or not same:
+        raise KstepError(
+            f"{path} was changed since it was written. Restore it from a copy, or move it away to "
+            "go on without what it held"
+        )
+    return kept
 
 
 class TensorBoard:

@@ -8,12 +8,19 @@ so no loss can leak into what it does not own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from kstep.types import KstepError
+
+
+class NotFinite(KstepError):
+    """A loss is no number. Nothing was stepped with it, so what is wrong has not spread."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +64,10 @@ class Optimizers:
         """Take one step of the optimizer `name` on `loss`; nothing else moves.
 
         Raises if the loss does not depend on a parameter the group claims to own, unless the group
-        serves several losses and this is one of them (`partly`).
+        serves several losses and this is one of them (`partly`). A loss that is no number is
+        refused, on processors; elsewhere looking at it would stall the device.
         """
+        _refuse_no_number(name, loss)
         gradients = torch.autograd.grad(loss, self.parameters[name], allow_unused=partly)
         self._step(name, gradients)
 
@@ -67,6 +76,8 @@ class Optimizers:
 
         For losses whose graphs share a part, such as one encoding of the same observations.
         """
+        for name, loss in losses.items():
+            _refuse_no_number(name, loss)
         gradients = {
             name: torch.autograd.grad(loss, self.parameters[name], retain_graph=True)
             for name, loss in losses.items()
@@ -121,6 +132,11 @@ class Optimizers:
                         f"{place} is also stepped as {seen[id(parameter)]}; declare it shared"
                     )
                 seen[id(parameter)] = place
+
+
+def _refuse_no_number(name: str, loss: Tensor) -> None:
+    if loss.device.type == "cpu" and not math.isfinite(value := loss.item()):
+        raise NotFinite(f"the loss of '{name}' is {value}")
 
 
 def _laid_out_like(parameter: Tensor, tensor: Tensor) -> Tensor:

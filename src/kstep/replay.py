@@ -14,6 +14,7 @@ frame).
 from __future__ import annotations
 
 import math
+import os
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -179,6 +180,11 @@ class Replay:
             bootstrap=self._bootstrap[slots],
         )
 
+    def largest_reward(self) -> float:
+        """Return the largest absolute reward in the ring."""
+        rewards = self._reward[: min(self._total, self.slots)]
+        return float(np.abs(rewards).max(initial=0.0))
+
     @property
     def total(self) -> int:
         """Frames ever written."""
@@ -291,7 +297,10 @@ class Replay:
         if folder is None or self.config.storage == "memory":
             return np.zeros(shape, self.spec.frame_dtype)
         folder.mkdir(parents=True, exist_ok=True)
-        mapped = np.memmap(folder / FRAMES_FILE, self.spec.frame_dtype, mode="w+", shape=shape)
+        with (folder / FRAMES_FILE).open("wb") as file:
+            # Pages of a file with holes that find the disk full kill the process without a word.
+            os.posix_fallocate(file.fileno(), 0, math.prod(shape) * self.spec.frame_dtype.itemsize)
+        mapped = np.memmap(folder / FRAMES_FILE, self.spec.frame_dtype, mode="r+", shape=shape)
         # As a plain array, so that batches taken from it are plain arrays too.
         return np.asarray(mapped)
 

@@ -77,7 +77,7 @@ class Run:
                 raise KstepError(
                     f"{folder} holds another experiment:\n" + "\n".join(rows) + f"\n{hint}"
                 )
-        elif folder.exists() and any(folder.iterdir()):
+        elif folder.exists() and not _only_begun(folder):
             raise KstepError(f"{folder} exists, is not empty and is not a run of kstep")
         return cls(folder, experiment, begun_with)
 
@@ -113,16 +113,18 @@ class Run:
             if backend not in (None, *get_args(Backend)):
                 raise TypeError(f"there is no encoder_backend {backend!r}")
             run = cls(folder, decode(Experiment, data["experiment"]), backend)
-        except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError) as error:
-            raise KstepError(f"{path} is damaged: {error}") from error
-        if run.digest != data.get("digest"):
+            found = data.get("digest")
+        except (KstepError, ValueError, KeyError, TypeError, AttributeError) as error:
+            # Settings that this version does not know are another reason for all of these.
+            raise KstepError(f"{path} cannot be read: {error}") from error
+        if run.digest != found:
             raise KstepError(f"{path} was changed by hand: its digest does not match")
         return run
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep every other process from writing this run. The system frees the lock of the dead."""
-        with (self.folder / "lock").open("a+") as file:
+        with (self.folder / "lock").open("a+", errors="replace") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -139,4 +141,18 @@ class Run:
         """Return every evaluation so far, oldest first."""
         if not self.evaluations_file.exists():
             return []
-        return [json.loads(line) for line in self.evaluations_file.read_text().splitlines()]
+        # What follows the last line's end is being written, or was when the process died.
+        lines = self.evaluations_file.read_bytes().split(b"\n")[:-1]
+        try:
+            return [json.loads(line) for line in lines]
+        except ValueError as error:
+            raise KstepError(f"{self.evaluations_file} is damaged: {error}") from error
+
+
+def _only_begun(folder: Path) -> bool:
+    """Whether a folder holds at most what a run makes before it has written who it is."""
+    ours = ("lock", "checkpoints", "replay", "config.json.part")
+    return all(
+        path.name in ours and not (path.is_dir() and any(path.iterdir()))
+        for path in folder.iterdir()
+    )

@@ -12,7 +12,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Literal
@@ -20,7 +20,7 @@ from typing import Literal
 import torch
 from rich.console import Console
 
-from kstep import augment, checkpoint, encoders, envs, native, system
+from kstep import augment, checkpoint, encoders, envs, faults, native, origin, system
 from kstep.agent import Agent
 from kstep.checkpoint import Positions, Session
 from kstep.config import Experiment
@@ -28,10 +28,12 @@ from kstep.envs import ControlEnv
 from kstep.episode import Episode
 from kstep.evaluate import evaluate, evaluation_seeds
 from kstep.files import sha256, write_atomically
+from kstep.health import Health
 from kstep.log import JsonLines, Progresses, TensorBoard, scalars
 from kstep.methods import Method
 from kstep.native import Asked, Choice
 from kstep.nets.encoder import native_shape
+from kstep.origin import Allowed, Origin
 from kstep.replay import Replay, ReplayConfig, Storage
 from kstep.rng import Streams, episode_seed
 from kstep.run import Run
@@ -63,10 +65,16 @@ class Runtime:
     well. None: no encoder is saved apart from the checkpoints."""
     frozen_encoder: Path | None = None
     """Where an experiment with a frozen encoder finds it at first; it is copied into the run."""
+    allowed: Allowed = field(default_factory=Allowed)
+    """What may differ from the checkpoint that is continued."""
 
 
 class Stopped(KstepError):
-    """The user asked the run to stop; a checkpoint was written."""
+    """The user asked the run to stop."""
+
+    def __init__(self, message: str, number: int) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + number
 
 
 @dataclass
@@ -94,6 +102,7 @@ def train(run: Run, runtime: Runtime, console: Console | None = None) -> None:
     try:
         # Everything that can be refused is refused before anything is written.
         spec = envs.spec_of(env)
+        envs.try_out(env, experiment.seed)
         _refuse_impossible(experiment, spec)
         _refuse_encoders(experiment, runtime)
         frozen = _frozen_encoder(run, runtime, spec)
@@ -114,20 +123,32 @@ def train(run: Run, runtime: Runtime, console: Console | None = None) -> None:
         )
         if runtime.tensorboard:
             TensorBoard.refuse_missing()
-        with run.being_written(), _threads(runtime.threads):
+        here = origin.here(experiment.env, runtime.device, runtime.threads)
+        checkpoint.check(run, here, runtime.allowed)
+        with (
+            faults.told(lambda: checkpoint.standing(run)),
+            run.being_written(),
+            _threads(runtime.threads),
+        ):
             if frozen is not None and not run.frozen_encoder.exists():
                 write_atomically(run.frozen_encoder, frozen.read_bytes())
             console.print(rendering, highlight=False)
             console.print(str(choice), highlight=False)
             system.record(run.folder, runtime.device, rendering)
-            _Trainer(run, runtime, env, agent, console).bring_to_budget()
+            _Trainer(run, runtime, env, agent, here, console).bring_to_budget()
     finally:
         env.close()
 
 
 class _Trainer:
     def __init__(
-        self, run: Run, runtime: Runtime, env: ControlEnv, agent: Agent, console: Console
+        self,
+        run: Run,
+        runtime: Runtime,
+        env: ControlEnv,
+        agent: Agent,
+        here: Origin,
+        console: Console,
     ) -> None:
         experiment = run.experiment
         self.run, self.runtime, self.experiment, self.console = run, runtime, experiment, console
@@ -142,6 +163,7 @@ class _Trainer:
             ),
             episode=Episode(env, experiment.method.stack),
             counts=Counts(),
+            origin=here,
         )
         if experiment.frozen_encoder is not None:
             self.session.agent.take_encoder(encoders.load(run.frozen_encoder).encoder)
@@ -152,13 +174,14 @@ class _Trainer:
     def bring_to_budget(self) -> None:
         counts, session = self.session.counts, self.session
         self.console.print(session.replay.describe(), highlight=False)
-        positions = Positions(0, 0)
+        positions = Positions()
         if checkpoint.exists(self.run):
-            positions, damaged = checkpoint.load(self.run, session)
-            for problem in damaged:
-                self.console.print(problem, highlight=False)
+            positions, notes = checkpoint.load(self.run, session, self.runtime.allowed)
+            for note in notes:
+                self.console.print(note, highlight=False)
             self.console.print(f"going on at {counts.env_steps:,} env steps", highlight=False)
         else:
+            checkpoint.begin(self.run)
             session.replay.begin(session.episode.start(self._next_seed()))
         self.metrics = JsonLines(self.run.metrics_file, positions.metrics)
         self.evaluations = JsonLines(self.run.evaluations_file, positions.evaluations)
@@ -176,7 +199,12 @@ class _Trainer:
                 Progresses(title, self.experiment.env_steps, self.console) as self.progress,
                 _catching_signals() as stop,
             ):
+                self.health = Health(session.agent, session.replay, self.progress.say)
                 self._loop(stop)
+        except KeyboardInterrupt:
+            raise Stopped(
+                f"stopped at once. {checkpoint.standing(self.run)}", signal.SIGINT
+            ) from None
         finally:
             self.metrics.close()
             self.evaluations.close()
@@ -188,14 +216,21 @@ class _Trainer:
         counts, budget = self.session.counts, self.experiment.env_steps
         saved = time.monotonic()
         while counts.env_steps < budget:
-            self._evaluate_if_due()
-            self._save_encoder_if_due()
+            # Before an evaluation, which may take longer than whoever stops the run will wait. It
+            # is made up for when the run goes on.
             if stop.signal is not None:
                 self._save()
-                raise Stopped(f"stopped at {counts.env_steps:,} env steps; a checkpoint is written")
+                raise Stopped(
+                    f"stopped at {counts.env_steps:,} env steps; a checkpoint is written",
+                    stop.signal,
+                )
+            self._evaluate_if_due()
+            self._save_encoder_if_due()
             self._decide()
             self.progress.advanced(counts, counts.updates > 0)
-            if time.monotonic() - saved > 60 * self.runtime.checkpoint_minutes:
+            due = time.monotonic() - saved > 60 * self.runtime.checkpoint_minutes
+            # A checkpoint at the budget says that the run is done: it has the last evaluation.
+            if due and counts.env_steps < budget:
                 self._save()
                 saved = time.monotonic()
         if counts.env_steps not in self.evaluated_at.values():
@@ -213,9 +248,11 @@ class _Trainer:
             action = agent.act(episode.observation[None], explore=True)[0]
         else:
             action = agent.random_action()
+        self.health.watch_action(action)
         episode.begin(action)
         if learning:
-            metrics = self._learn()
+            with self.health.watching():
+                metrics = self._learn()
             # The first of every `log_every` updates: an even one, which has the actor's metrics.
             if counts.updates % self.runtime.log_every == 0:
                 self._log(metrics)
@@ -268,6 +305,7 @@ class _Trainer:
         counts, episodes = self.session.counts, self.experiment.evaluation.episodes
         if not self.lanes:
             self.lanes = envs.make_lanes(self.experiment.env, self.experiment.seed, episodes)
+        self.health.refuse_broken()
         started = time.monotonic()
         seeds = evaluation_seeds(self.experiment.seed, mark, episodes)
         result = evaluate(self.session.agent, self.lanes, seeds)
@@ -302,6 +340,7 @@ class _Trainer:
 
     def _log(self, metrics: Metrics) -> None:
         values = scalars(metrics)
+        values |= self.health.look(values)
         counts = self.session.counts
         self.metrics.write({**asdict(counts), **values})
         if self.tensorboard:
@@ -319,9 +358,8 @@ class _Trainer:
             self.tensorboard.write(values, counts.env_steps)
 
     def _save(self) -> None:
-        self.metrics.sync()
-        self.evaluations.sync()
-        positions = Positions(self.metrics.position, self.evaluations.position)
+        self.health.refuse_broken()
+        positions = Positions(self.metrics.sync(), self.evaluations.sync())
         checkpoint.save(self.run, self.session, positions)
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from kstep import cli, config, train
 from kstep.agent import Agent
 from kstep.config import difference, resolve
+from kstep.health import Health
 from kstep.methods import METHODS
 from kstep.methods.ablations import ABLATIONS
 from kstep.nets.encoder import Encoder
@@ -202,6 +203,7 @@ def emitted(method: str) -> tuple[set[str], int]:
     """What two updates log, and how many decisions the auxiliary task looks ahead."""
     agent, replay = agent_and_replay(method)
     metrics = set(agent.update(replay)) | set(agent.update(replay))
+    metrics |= set(Health(agent, replay, print).look({}))
     return metrics, agent.task.horizon if agent.task else 0
 
 

@@ -10,23 +10,12 @@ import kstep
 SOURCE = Path(kstep.__file__).parent
 
 LAYERS = [
-    {"errors", "types", "rng", "files"},
+    {"errors", "faults", "types", "rng", "files"},
     {"nets", "native", "optimizers", "augment", "replay", "envs"},
     {"rl", "auxiliary"},
     {"methods", "batches", "agent", "config"},
-    {
-        "episode",
-        "evaluate",
-        "run",
-        "checkpoint",
-        "log",
-        "system",
-        "film",
-        "play",
-        "show",
-        "encoders",
-        "analysis",
-    },
+    {"episode", "evaluate", "run", "checkpoint", "log", "system", "film", "play", "show"}
+    | {"encoders", "analysis", "health", "origin"},
     {"train", "doctor", "bench", "selfcheck"},
     {"sweep"},
     {"report"},

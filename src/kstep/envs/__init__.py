@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kstep.envs.base import ControlEnv, spec_of
+from kstep.envs.base import ControlEnv, spec_of, try_out
 from kstep.envs.tasks import PLANET, Task, names, parse
 from kstep.types import KstepError, ObservationKind, Renderer
 
@@ -23,8 +23,10 @@ __all__ = [
     "make_lanes",
     "names",
     "parse",
+    "renderer",
     "rendering",
     "spec_of",
+    "try_out",
 ]
 
 
@@ -131,6 +133,16 @@ def rendering(config: EnvConfig) -> str:
         described = gl.describe(gl.choose())
         return described if config.renderer == "exact" else f"{described}, {config.renderer}"
     return f"rendering: the {'toy' if kind == 'toy' else 'environment'}'s own"
+
+
+def renderer(config: EnvConfig) -> str:
+    """Name what draws, the same wherever the same pixels come out."""
+    opengl = config.renderer != "raytraced"
+    if config.observation == "pixels" and parse(config.task).kind == "suite" and opengl:
+        from kstep.envs import gl
+
+        return gl.choose().device
+    return rendering(config).removeprefix("rendering: ")
 
 
 def _prepare_suite(*, needs_gl: bool) -> None:

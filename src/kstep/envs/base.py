@@ -24,6 +24,10 @@ from PIL import Image
 from kstep.types import Array, EnvSpec, KstepError, ObservationKind
 
 
+class RendererFailed(KstepError):
+    """Drawing failed; a fresh process might do better."""
+
+
 class ControlEnv(gymnasium.Env[Array, Array], abc.ABC):
     """A continuous-control environment seen as single frames or as a state vector."""
 
@@ -180,6 +184,25 @@ def spec_of(env: gymnasium.Env[Any, Any]) -> EnvSpec:
     assert shape is not None
     assert dims is not None
     return EnvSpec(inner.observation, shape, dims[0], inner.action_repeat, inner.episode_decisions)
+
+
+def try_out(env: ControlEnv, seed: int) -> None:
+    """Take the first step of an episode and go back to its start, to find early what is broken.
+
+    Leaves no trace, since every episode is a function of its own seed; that it is one is the last
+    thing tried.
+    """
+    first, _ = env.reset(seed=seed)
+    shape = env.action_space.shape or ()
+    _, _, terminated, truncated, _ = env.step(np.zeros(shape, np.float32))
+    if terminated or truncated:
+        raise KstepError(f"{env} ends its episodes with the first decision; nothing can be learned")
+    again, _ = env.reset(seed=seed)
+    if not np.array_equal(first, again):
+        raise KstepError(
+            f"{env} does not repeat itself: two resets with seed {seed} gave different "
+            "observations, so no run of it could be repeated or continued"
+        )
 
 
 def resized(image: Array, height: int, width: int) -> Array:

@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 from dm_control import suite
+from dm_control.rl.control import PhysicsError
 
 from kstep.envs import gl
-from kstep.envs.base import ControlEnv
+from kstep.envs.base import ControlEnv, RendererFailed
 from kstep.envs.raytraced import RayTracer
 from kstep.envs.tasks import Task
 from kstep.types import Array, KstepError, ObservationKind, Renderer
@@ -24,6 +25,8 @@ from kstep.types import Array, KstepError, ObservationKind, Renderer
 FREE, BALL, SLIDE, HINGE = range(4)
 JOINT_SIZES = {FREE: (7, 6), BALL: (4, 3), SLIDE: (1, 1), HINGE: (1, 1)}
 """Numbers that MuJoCo keeps per kind of joint: positions and velocities."""
+
+DRAWING_TRIES = 3
 
 
 class SuiteEnv(ControlEnv):
@@ -98,7 +101,10 @@ class SuiteEnv(ControlEnv):
             raise KstepError(f"{self} needs rendering even for states: {error}") from error
 
     def _simulate(self, action: Array) -> tuple[float, bool, bool]:
-        self._time_step = self._env.step(action)
+        try:
+            self._time_step = self._env.step(action)
+        except PhysicsError as error:
+            raise KstepError(f"the simulation of {self} diverged: {error}") from error
         last = bool(self._time_step.last())
         # The suite says discount 0 where nothing follows, and 1 where only its time is up.
         terminated = last and self._time_step.discount == 0.0
@@ -152,18 +158,21 @@ class SuiteEnv(ControlEnv):
         if self._renderer == "raytraced":
             tracer = (self._lender or self)._tracer(height, width, camera)
             return tracer.draw(self._physics.data.ptr, self._physics.model.ptr)
-        if self._lender is None:
-            self._make_room(height, width)
-        else:
-            self._lender._make_room(height, width)
-            self._physics._contexts = self._lender._physics.contexts
-        try:
-            return np.array(self._physics.render(height, width, camera_id=camera), np.uint8)
-        except RuntimeError as error:
-            gl.forget()
-            raise KstepError(
-                f"{self} cannot be drawn ({error}); `python -m kstep.envs.gl --check` says why"
-            ) from error
+        owner = self._lender or self
+        for _ in range(DRAWING_TRIES):
+            try:
+                owner._make_room(height, width)
+                self._physics._contexts = owner._physics.contexts
+                return np.array(self._physics.render(height, width, camera_id=camera), np.uint8)
+            except RuntimeError as error:
+                failure = error
+                # Drawing changes no state, so a new context draws the very frame that was missed.
+                with contextlib.suppress(RuntimeError):
+                    owner._free_contexts()
+        gl.forget()
+        raise RendererFailed(
+            f"{self} cannot be drawn ({failure}); `python -m kstep.envs.gl --check` says why"
+        ) from failure
 
     def _tracer(self, height: int, width: int, camera: int) -> RayTracer:
         """Return what traces frames of this size, made when the first one is asked for."""

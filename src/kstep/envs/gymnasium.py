@@ -8,7 +8,10 @@ that says what is needed, at the start or at the step where it shows.
 
 from __future__ import annotations
 
+import contextlib
 import math
+import traceback
+from collections.abc import Iterator
 from typing import Any
 
 import gymnasium
@@ -58,19 +61,36 @@ class GymnasiumEnv(ControlEnv):
             # Gymnasium starts a generator at the first reset; after that it carries on.
             seed = self._first_seed
         self._first_seed = None
-        self._last, _ = self._env.reset(seed=seed)
+        with self._blamed("reset"):
+            self._last, _ = self._env.reset(seed=seed)
 
     def _simulate(self, action: Array) -> tuple[float, bool, bool]:
         true = action.reshape(self._true_actions.shape).astype(self._true_actions.dtype)
-        self._last, reward, terminated, truncated, _ = self._env.step(true)
+        with self._blamed("step"):
+            self._last, reward, terminated, truncated, _ = self._env.step(true)
         try:
             value = float(reward)
         except (TypeError, ValueError) as error:
             raise KstepError(f"{self} gave the reward {reward!r}; a number is needed") from error
         return value, bool(terminated), bool(truncated)
 
+    @contextlib.contextmanager
+    def _blamed(self, doing: str) -> Iterator[None]:
+        """Say whose mistake it is that something was raised, and where."""
+        try:
+            yield
+        except (KstepError, MemoryError, OSError, gymnasium.error.DependencyNotInstalled):
+            raise
+        except Exception as error:
+            at = traceback.extract_tb(error.__traceback__)[-1]
+            raise KstepError(
+                f"{self} raised {type(error).__name__} in {doing}() at {at.filename}:{at.lineno}: "
+                f"{error}"
+            ) from error
+
     def _state(self) -> Array:
-        state = np.ravel(np.asarray(self._last)).astype(np.float32)
+        with self._blamed("step"):
+            state = np.ravel(np.asarray(self._last)).astype(np.float32)
         if state.shape != self.observation_space.shape:
             raise KstepError(
                 f"{self} gave an observation of {state.size} numbers; its space says "
@@ -100,7 +120,8 @@ class GymnasiumEnv(ControlEnv):
 
     def _rendered(self) -> Array:
         try:
-            return np.asarray(self._env.render())
+            with self._blamed("render"):
+                return np.asarray(self._env.render())
         except gymnasium.error.Error as error:  # Packages it draws with show as missing only here.
             raise KstepError(f"{self} cannot be drawn: {error}") from error
 
@@ -154,4 +175,6 @@ def _continuous(space: gymnasium.Space[Any], env: GymnasiumEnv) -> gymnasium.spa
         raise KstepError(f"{env} takes {space} actions; continuous ones (a float Box) are needed")
     if not space.is_bounded("both"):
         raise KstepError(f"{env} takes actions without bounds; [-1, 1] cannot be mapped onto them")
+    if not (space.low < space.high).all():
+        raise KstepError(f"{env} takes actions whose bounds leave no room: {space}")
     return space

@@ -4,8 +4,9 @@ In the loop of this family the action is chosen before the update and the enviro
 it, so the two may overlap without changing a bit of either. `RemoteEnv` looks like any other
 environment; `begin_step` returns at once and `finish_step` waits.
 
-A worker that dies (a driver crash, a kill) is replaced: the new one enacts the episode again from
-its seed and actions, which ends in the same state, and the run goes on as if nothing had happened.
+A worker that dies (a driver crash, a kill) or can no longer draw is replaced: the new one enacts
+the episode again from its seed and actions, which ends in the same state, and the run goes on as if
+nothing had happened.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import sys
 from multiprocessing.connection import Connection
 from typing import Any
 
-from kstep.envs.base import ControlEnv
+from kstep.envs.base import ControlEnv, RendererFailed
+from kstep.faults import Fault
 from kstep.types import Array, KstepError
 
 RETRIES = 3
@@ -27,7 +29,7 @@ RETRIES = 3
 
 
 class WorkerDied(Exception):
-    """The process at the other end is gone."""
+    """The process at the other end is gone, or no longer of use."""
 
 
 class RemoteEnv(ControlEnv):
@@ -129,10 +131,10 @@ class RemoteEnv(ControlEnv):
             try:
                 self._start()
                 return self._enact()
-            except WorkerDied:
-                continue
-        raise KstepError(
-            f"the process that simulates {self} died {RETRIES + 1} times in a row; "
+            except WorkerDied as error:
+                reason = f" ({error})" if str(error) else ""
+        raise Fault(
+            f"the process that simulates {self} died {RETRIES + 1} times in a row{reason}; "
             "`kstep doctor` tests rendering, and --overlap off steps in this process"
         )
 
@@ -163,6 +165,8 @@ class RemoteEnv(ControlEnv):
             raise WorkerDied from error
         if kind == "error":
             raise KstepError(answer)
+        if kind == "useless":
+            raise WorkerDied(answer)
         return answer
 
     # The worker does these.
@@ -217,6 +221,8 @@ def serve(connection: Connection) -> None:
                 else:
                     answer = getattr(env, name)(*arguments)
                 connection.send(("answer", answer))
+            except RendererFailed as error:
+                connection.send(("useless", str(error)))
             except KstepError as error:
                 connection.send(("error", str(error)))
     except (EOFError, OSError):

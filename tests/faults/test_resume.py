@@ -1,0 +1,195 @@
+"""Going on is strict: by the same means, from files that are what was written, or not at all."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kstep import checkpoint, envs, origin, system
+from kstep.files import write_json
+from kstep.origin import Allowed, Origin
+from kstep.run import Run
+from kstep.types import KstepError
+from tests.runs import assert_same, contents, experiment, go, weights
+
+
+def other_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = {**system.versions(), "torch": "9.9"}
+    monkeypatch.setattr(system, "versions", lambda: versions)
+
+
+def test_another_version_is_refused_with_the_difference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = go(tmp_path / "run", experiment(env_steps=40))
+    before = contents(run.folder)
+    with monkeypatch.context() as patch:
+        other_version(patch)
+        with pytest.raises(KstepError, match=r"torch: there 2\.13.*, here 9\.9\n.*--force-version"):
+            go(run.folder, experiment(env_steps=50))
+        with pytest.raises(KstepError, match="--force-version"):
+            go(run.folder, experiment(env_steps=50), allowed=Allowed(renderer=True))
+        assert contents(run.folder) == before
+        said = StringIO()
+        go(run.folder, experiment(env_steps=50), said, allowed=Allowed(version=True))
+        assert "going on all the same: torch: there 2.13" in said.getvalue()
+        # From here on the other version is this run's own.
+        go(run.folder, experiment(env_steps=60))
+    with pytest.raises(KstepError, match=r"torch: there 9\.9"):
+        go(run.folder, experiment(env_steps=70))
+
+
+def test_another_renderer_is_refused_with_the_difference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = go(tmp_path / "run", experiment(env_steps=40))
+    before = contents(run.folder)
+    monkeypatch.setattr(envs, "renderer", lambda config: "a new card")
+    with pytest.raises(
+        KstepError, match=r"there the toy's own, here a new card\n.*--force-renderer"
+    ):
+        go(run.folder, experiment(env_steps=50))
+    assert contents(run.folder) == before
+    # What draws otherwise draws other frames: that must not stop a run that was forced.
+    original = envs.ControlEnv.current_frame
+    monkeypatch.setattr(envs.ControlEnv, "current_frame", lambda env: original(env) ^ 1)
+    go(run.folder, experiment(env_steps=50), allowed=Allowed(renderer=True))
+
+
+def test_what_only_changes_rounding_is_said() -> None:
+    saved = Origin("r", {"torch": "1"}, threads=1, commit="a")
+    notes = replace(saved, threads=2, commit="b").refuse_other(saved, Allowed())
+    assert notes == ["note: threads was 1, is 2", "note: commit was a, is b"]
+    assert saved.refuse_other(saved, Allowed()) == []
+
+
+def test_a_renderer_is_known_by_what_draws_not_by_its_speed() -> None:
+    config = experiment().env
+    assert envs.renderer(config) == "the toy's own"
+    assert origin.here(config, "cpu", 3).threads == 3
+    suite = envs.renderer(envs.EnvConfig("cartpole_swingup"))
+    assert suite
+    assert "ms per frame" not in suite
+
+
+def rewritten(run: Run, **changes: Any) -> None:
+    """Change the newest checkpoint's state and make its checksum fit."""
+    folder, state = checkpoint.newest(run)
+    state |= changes
+    write_json(folder / "state.json", {**state, "checksum": checkpoint._checksum(state)})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"format": 3}, "written in format 3"), ({"digest": "0"}, "belongs to another experiment")],
+)
+def test_what_is_whole_but_foreign_is_refused_not_passed_over(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    run = go(tmp_path / "run", experiment(env_steps=40), checkpoint_minutes=0)
+    rewritten(run, **changes)
+    before = contents(run.folder)
+    with pytest.raises(checkpoint.Refused, match=message):
+        go(run.folder, experiment(env_steps=50))
+    assert contents(run.folder) == before
+
+
+def test_the_first_format_can_be_looked_at_and_continued_by_force(tmp_path: Path) -> None:
+    from kstep.play import opened
+
+    whole = go(tmp_path / "whole", experiment(env_steps=50))
+    run = go(tmp_path / "run", experiment(env_steps=40))
+    folder, state = checkpoint.newest(run)
+    positions = {name: value["bytes"] for name, value in state["positions"].items()}
+    del state["origin"]
+    write_json(folder / "state.json", {**state, "format": 1, "positions": positions})
+    with opened(run.folder) as (_, _, counts):
+        assert counts.env_steps == 40
+    with pytest.raises(KstepError, match=r"does not say what computed it.*--force-version"):
+        go(run.folder, experiment(env_steps=50))
+    allowed = Allowed(version=True, renderer=True)
+    again = go(run.folder, experiment(env_steps=50), allowed=allowed)
+    first, second = weights(whole), weights(again)
+    assert all((first[key] == second[key]).all() for key in first)
+
+
+def test_a_state_that_was_changed_is_not_believed(tmp_path: Path) -> None:
+    whole = go(tmp_path / "whole", experiment())
+    run = go(tmp_path / "run", experiment(), checkpoint_minutes=0)
+    last = sorted(run.checkpoints.iterdir())[-1]
+    state = json.loads((last / "state.json").read_text())
+    state["counts"]["episodes"] += 1  # still valid in every other respect
+    (last / "state.json").write_text(json.dumps(state))
+    assert_same(whole, go(run.folder, experiment()))
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "evaluations.jsonl"])
+@pytest.mark.parametrize("env_steps", [60, 70])  # done already, and to be continued
+def test_a_log_that_was_changed_is_not_vouched_for(
+    name: str, env_steps: int, tmp_path: Path
+) -> None:
+    run = go(tmp_path / "run", experiment(env_steps=60))
+    path = run.folder / name
+    text = path.read_text()
+    digit = next(i for i, letter in enumerate(text) if letter.isdigit())
+    path.write_text(text[:digit] + str((int(text[digit]) + 1) % 10) + text[digit + 1 :])
+    before = contents(run.folder)
+    with pytest.raises(KstepError, match=f"{name} was changed since it was written"):
+        go(run.folder, experiment(env_steps=env_steps))
+    assert contents(run.folder) == before
+
+
+def test_a_run_killed_before_its_last_evaluation_still_makes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kstep import train
+
+    whole = go(tmp_path / "whole", experiment(env_steps=60))
+    original = train._Trainer._evaluate
+
+    def evaluate(self: Any, mark: int) -> None:
+        if mark == 60:
+            raise RuntimeError("power cut")
+        original(self, mark)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train._Trainer, "_evaluate", evaluate)
+        with pytest.raises(RuntimeError, match="power cut"):
+            go(tmp_path / "run", experiment(env_steps=60), checkpoint_minutes=0)
+    assert_same(whole, go(tmp_path / "run", experiment(env_steps=60)))
+
+
+def test_two_checkpoints_between_two_decisions_and_both_are_kept(tmp_path: Path) -> None:
+    """Nothing is ever removed to make room for what takes its place."""
+    from kstep import train
+
+    run = go(tmp_path / "run", experiment(env_steps=40))
+    saved = sorted(path.name for path in run.checkpoints.iterdir())
+    longer = Run.prepare(run.folder, experiment(env_steps=41))
+    original = train._Trainer._decide
+
+    def decide(self: Any) -> None:
+        self._save()
+        original(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train._Trainer, "_decide", decide)
+        go(longer.folder, experiment(env_steps=41))
+    assert saved == ["000000040"]
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == ["000000040.1", "000000041"]
+
+
+def test_evaluations_ignore_a_line_that_is_being_written(tmp_path: Path) -> None:
+    run = go(tmp_path / "run", experiment(env_steps=40))
+    rows = run.evaluations()
+    with run.evaluations_file.open("a") as file:
+        file.write('{"mark": 99, "ret')
+    assert run.evaluations() == rows
+    run.evaluations_file.write_text("{\n")
+    with pytest.raises(KstepError, match=r"evaluations\.jsonl is damaged"):
+        run.evaluations()
