@@ -207,7 +207,7 @@ def _first(run: Run, use: Callable[[dict[str, Any]], None]) -> tuple[Path, dict[
 
 def _folders(run: Run) -> list[Path]:
     """All checkpoints that look whole, oldest first."""
-    return sorted(path for path in run.checkpoints.glob("[0-9]*") if _whole(path))
+    return sorted((path for path in run.checkpoints.glob("[0-9]*") if _whole(path)), key=_age)
 
 
 def _set_damaged_aside(run: Run, chosen: Path) -> list[str]:
@@ -280,6 +280,11 @@ def _positions(state: dict[str, Any]) -> Positions:
 def _named(folder: Path) -> bool:
     # Decisions, and a number where a run was saved more than once between two of them.
     return re.fullmatch(r"\d+(\.\d+)?", folder.name) is not None
+
+
+def _age(folder: Path) -> tuple[int, ...]:
+    """Orders checkpoints: by decisions, then by which was written later."""
+    return tuple(int(number) for number in folder.name.split("."))
 
 
 def _whole(folder: Path) -> bool:

@@ -219,7 +219,7 @@ def checkpointed(spec: RunSpec) -> int:
 def newest_checkpoint(folder: Path) -> Path | None:
     """Return the newest checkpoint that is whole."""
     found = (folder / "checkpoints").glob("[0-9]*/state.json")
-    return max((path.parent for path in found if path.parent.name.isdigit()), default=None)
+    return max((path.parent for path in found if _age(path.parent.name)), default=None, key=_by_age)
 
 
 def last_problem(spec: RunSpec) -> str:
@@ -450,7 +450,17 @@ def _newest_checkpoint(folder: Path) -> int:
         names = os.listdir(folder / "checkpoints")
     except (FileNotFoundError, NotADirectoryError):
         return -1
-    return max((int(name) for name in names if name.isdigit()), default=-1)
+    return max((_age(name)[0] for name in names if _age(name)), default=-1)
+
+
+def _age(name: str) -> tuple[int, ...]:
+    """Decisions, and a number where two checkpoints hold as many; nothing for other names."""
+    parts = name.split(".")
+    return tuple(map(int, parts)) if all(part.isdigit() for part in parts) else ()
+
+
+def _by_age(folder: Path) -> tuple[int, ...]:
+    return _age(folder.name)
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

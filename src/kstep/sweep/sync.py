@@ -167,7 +167,7 @@ def consistent(folder: Path) -> Listing:
         add(folder / "replay" / name)
     for name, position in LOGS.items():
         if (folder / name).exists():
-            add(folder / name, state["positions"][position])
+            add(folder / name, state["positions"][position]["bytes"])
     for path in sorted(newest.iterdir()):
         add(path)
     return found
