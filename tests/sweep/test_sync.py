@@ -46,7 +46,7 @@ def pretend(folder: Path, decisions: int, *, log: str = "") -> None:
     checkpoint = folder / "checkpoints" / f"{decisions:09d}"
     checkpoint.mkdir(parents=True, exist_ok=True)
     (checkpoint / "agent.safetensors").write_text(f"weights {decisions}")
-    positions = {"metrics": decisions, "evaluations": decisions}
+    positions = {name: {"bytes": decisions} for name in ("metrics", "evaluations")}
     state = {"positions": positions, "replay": {"segments": segments}}
     (checkpoint / "state.json").write_text(plan.json.dumps(state))
 
