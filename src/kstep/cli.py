@@ -249,7 +249,7 @@ class Analyze:
     15000)."""
     episodes: int | None = None
     """Use only the set's first few episodes, where time is short."""
-    perturbed: int = 500
+    perturbed: int = 250
     """How many states perturbation changes, evenly spaced over the set; the paper: all of them."""
     threads: int | None = None
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+from kstep import system
 from kstep.analysis.comparisons import COMPARISONS
 from kstep.analysis.evaluation_set import EvaluationSet
 from kstep.analysis.perturbation import STATES
@@ -27,6 +28,7 @@ def run(
     threads: int | None = None,
 ) -> None:
     """Ask a question or a group of them, or make a comparison, and write what comes out."""
+    system.keep_freed_memory()
     console = Console(soft_wrap=True)
     if question in COMPARISONS:
         for path in COMPARISONS[question].write(encoders, output, at):

@@ -34,7 +34,7 @@ from kstep.analysis.tables import Row
 from kstep.types import Array
 
 VERSIONS = 3
-STATES = 500
+STATES = 250
 TRANSLATE = 4
 ERASE_AREA = (0.02, 0.33)
 ERASE_ASPECT = (0.3, 3.3)
