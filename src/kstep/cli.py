@@ -466,6 +466,7 @@ class Sweep:
 
     def __call__(self) -> None:
         from dataclasses import replace
+        from functools import partial
 
         from rich.console import Console
 
@@ -476,7 +477,10 @@ class Sweep:
         console = Console(soft_wrap=True)
         sweep = plan.read(self.experiment, self.scale)
         seeds = plan.numbers(self.seeds) if self.seeds else ()
-        specs = plan.plan(sweep, self.runs, tasks=self.tasks, methods=self.methods, seeds=seeds)
+        planned = partial(
+            plan.plan, sweep, self.runs, tasks=self.tasks, methods=self.methods, seeds=seeds
+        )
+        specs = planned()
         cores = len(os.sched_getaffinity(0))
         statuses = [plan.status(spec) for spec in specs]
         watch.show_plan(sweep, specs, statuses, console, cores)
@@ -505,7 +509,7 @@ class Sweep:
             chosen = engines.Local(workers)
             console.print(f"{workers} runs at once, {slot.threads} threads each", highlight=False)
         try:
-            outcomes = watch.conduct(chosen, specs, slot, self.retries, console)
+            outcomes = watch.conduct_in_stages(chosen, planned, slot, self.retries, console)
         except KeyboardInterrupt:
             console.print("stopped; every run wrote a checkpoint. The same command goes on.")
             sys.exit(130)

@@ -102,13 +102,7 @@ def save(run: Run, agent: Agent, counts: Counts, mark: int) -> Path:
 
 def load(path: Path) -> SavedEncoder:
     """Load a saved encoder."""
-    try:
-        with safetensors.safe_open(path, "pt") as file:
-            about: dict[str, Any] = json.loads((file.metadata() or {})["kstep encoder"])
-    except (KeyError, OSError, json.JSONDecodeError, safetensors.SafetensorError) as error:
-        raise KstepError(f"{path} is not an encoder that kstep saved: {error}") from error
-    if about["format"] != FORMAT:
-        raise KstepError(f"{path} has format {about['format']}, this version reads {FORMAT}")
+    about = _about(path)
     viewed = decode(AugmentConfig, about["augment"])
     config = decode(EncoderConfig, about["config"])
     frame_shape = tuple(about["frame_shape"])
@@ -131,10 +125,22 @@ def load(path: Path) -> SavedEncoder:
     )
 
 
+def _about(path: Path) -> dict[str, Any]:
+    """Read what a file's header says of the encoder."""
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            about: dict[str, Any] = json.loads((file.metadata() or {})["kstep encoder"])
+    except (KeyError, OSError, json.JSONDecodeError, safetensors.SafetensorError) as error:
+        raise KstepError(f"{path} is not an encoder that kstep saved: {error}") from error
+    if about["format"] != FORMAT:
+        raise KstepError(f"{path} has format {about['format']}, this version reads {FORMAT}")
+    return about
+
+
 def frozen(path: Path) -> FrozenEncoder:
     """Return what an experiment says of the encoder it takes as it is."""
-    saved = load(path)
-    return FrozenEncoder(sha256(path), saved.label, saved.task, saved.seed, saved.env_steps)
+    about = _about(path)
+    return FrozenEncoder(sha256(path), about["label"], about["task"], about["seed"], about["mark"])
 
 
 def of_agent(run: Run, agent: Agent, counts: Counts) -> SavedEncoder:

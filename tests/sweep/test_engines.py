@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import signal
@@ -18,7 +19,7 @@ import pytest
 from kstep.cli import main
 from kstep.sweep import engines
 from kstep.sweep.engines import Local, Slot, carry_out, divide
-from kstep.sweep.plan import RunSpec, is_locked, plan, read, status
+from kstep.sweep.plan import NO_ENCODERS, RunSpec, is_locked, plan, read, status
 from kstep.types import KstepError
 
 pytestmark = pytest.mark.timeout(600)
@@ -89,6 +90,49 @@ def test_from_the_command_line_to_the_table(
     frame = polars.read_parquet(table)
     assert set(frame["method"]) == {"ksl", "sac_state"}
     assert frame["env_steps"].max() == 200
+
+
+def test_frozen_encoders_from_the_first_stage_to_the_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs, out = tmp_path / "runs", tmp_path / "table"
+    command = ["sweep", "generalization", "--scale", "debug", "--methods", "ksl", "rad"]
+    command += ["--seeds", "1", "--runs", str(runs), "--workers", "2", "--threads", "1"]
+    main([*command, "--plan"])
+    said = capsys.readouterr().out
+    assert "8 runs: 8 missing" in said
+    assert "4 of them on frozen encoders: 0 can be planned now, 4 when" in said
+    # One source cannot be trained: the others' encoders are carried over all the same.
+    spoiled = runs / "toy_reach" / "rad-debug" / "seed1"
+    spoiled.mkdir(parents=True)
+    (spoiled / "somebody's file").touch()
+    with pytest.raises(SystemExit):
+        main(command)
+    assert "sweep ended: 6 done, 1 failed" in capsys.readouterr().out
+    (spoiled / "somebody's file").unlink()
+    main(command)
+    said = capsys.readouterr().out
+    assert "4 of them on frozen encoders: 3 can be planned now, 1 when" in said
+    assert "sweep ended: 2 done" in said
+    main([*command, "--plan"])
+    assert "8 runs: 8 done" in capsys.readouterr().out
+    folders = sorted(str(path) for path in runs.glob("*/sac_pixel-on-*/seed1"))
+    assert len(folders) == 4
+    main(["analyze", "generalization", *folders, "--output", str(out)])
+    with (out / "generalization.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {(row["task"], row["label"]) for row in rows} == {
+        (task, label) for task in ("toy_reach", "toy_glide") for label in ("ksl-debug", "rad-debug")
+    }
+    assert {row["runs"] for row in rows} == {"1"}
+
+
+def test_a_run_without_its_encoders_is_not_tried_twice(tmp_path: Path) -> None:
+    (spec,) = specs_in(tmp_path, "sac_pixel", env_steps=60)
+    assert carry_out(spec, Slot()).result == "done"
+    outcome = carry_out(replace(spec, save_encoders_every=30), Slot(), retries=3)
+    assert (outcome.result, outcome.attempts) == ("failed", 1)
+    assert outcome.error == NO_ENCODERS
 
 
 def test_one_failure_is_recorded_and_the_others_go_on(tmp_path: Path) -> None:

@@ -86,6 +86,13 @@ def test_the_same_table_as_local(cluster: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_frozen_encoders_where_nodes_share_no_disk(cluster: Any, tmp_path: Path) -> None:
+    chosen = ["generalization", "--methods", "ksl", "--seeds", "1", "--sync"]
+    out = ended_well(sweep(cluster, *chosen, "--runs", str(tmp_path / "runs")))
+    assert "sweep ended: 4 done" in out
+
+
+@pytest.mark.slow
 def test_the_same_table_as_local_for_the_whole_experiment(cluster: Any, tmp_path: Path) -> None:
     compared_with_local(cluster, tmp_path)
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from kstep import encoders
+from kstep.config import digest, resolve
 from kstep.sweep import plan, sync
 from kstep.sweep.engines import Ray, carry_out, carry_out_apart
 from kstep.sweep.plan import RunSpec, is_locked, status
@@ -62,9 +64,15 @@ def test_what_counts_is_the_newest_checkpoint_and_its_own(spec: RunSpec) -> None
     pretend(spec.folder, 3, log="later")
     (spec.folder / "replay" / "frames-9").write_text("not saved yet")
     (spec.folder / "checkpoints" / "000000004.part").mkdir()
+    (spec.folder / "encoders").mkdir()
+    (spec.folder / "encoders" / "000000002.safetensors").write_text("encoder")
+    (spec.folder / "encoders" / "000000003.safetensors.part").write_text("half an enc")
+    (spec.folder / "frozen_encoder.safetensors").write_text("frozen")
     name = spec.folder.name
     assert consistent(spec.folder) == {
         f"{name}/config.json": 2,
+        f"{name}/frozen_encoder.safetensors": 6,
+        f"{name}/encoders/000000002.safetensors": 7,
         f"{name}/metrics.jsonl": 3,
         f"{name}/evaluations.jsonl": 3,
         f"{name}/replay/frames-1": 80,
@@ -101,6 +109,38 @@ def test_a_borrowed_run_comes_back_and_only_what_changed_travels(
     with borrowed(spec, wire, threading.Event()):
         pass
     assert wire.written == once
+
+
+def test_encoders_travel_there_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Saved where the run is carried out, kept at home, and frozen by a run somewhere else."""
+    monkeypatch.setattr(sync, "PIECE", 10_000)
+    (source,) = specs_in(tmp_path, "sac_pixel", env_steps=60)
+    source = plan.replace(source, save_encoders_every=20)
+    keeper = Keeper()
+    assert carry_out_apart(source, OFTEN, 1, Wire(keeper)).result == "done"
+    names = [path.name for path in encoders.saved_in(source.folder)]
+    assert names == [f"{mark:09d}.safetensors" for mark in (0, 20, 40, 60)]
+    assert status(source).state == "done"
+    last = plan.last_encoder(source)
+    assert last is not None
+    experiment = resolve(
+        "sac_pixel", "toy_glide", preset="debug", frozen_encoder=encoders.frozen(last)
+    )
+    taking = plan.replace(
+        source,
+        task="toy_glide",
+        folder=tmp_path / "runs" / "toy_glide" / "taking" / "seed1",
+        digest=digest(experiment),
+        save_encoders_every=None,
+        frozen_encoder=last,
+    )
+    began = plan.replace(taking, env_steps=40)
+    assert carry_out_apart(began, OFTEN, 1, Wire(keeper)).result == "done"
+    kept = taking.folder / "frozen_encoder.safetensors"
+    assert kept.read_bytes() == last.read_bytes()
+    assert carry_out_apart(taking, OFTEN, 1, Wire(keeper)).result == "done"  # goes on
+    assert "going on at 40 env steps" in taking.log.read_text()
+    assert not list(taking.folder.parent.glob("0*"))  # only what belongs to the run came back
 
 
 def test_a_later_claim_ends_the_earlier(spec: RunSpec) -> None:

@@ -7,6 +7,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ PLANET = 6
     [
         ("main", 7 * PLANET * 10),
         ("tangential", 4 * PLANET * 10),
-        ("generalization", 5 * PLANET * 5),
+        ("generalization", 5 * PLANET * 5 * (1 + 5)),
         ("wall-clock", 6 * 3),
         ("k-l-grid", 9 * 5),
         ("conv-transition", PLANET * 15),
@@ -39,7 +40,9 @@ def test_the_papers_experiments_have_the_papers_size(name: str, runs: int) -> No
     specs = plan(read(name))
     assert len(specs) == runs
     assert {spec.preset for spec in specs} == {"paper"}
-    assert len({spec.folder for spec in specs}) == len({spec.digest for spec in specs}) == runs
+    assert len({spec.folder for spec in specs}) == runs
+    ready = [spec for spec in specs if spec.ready]
+    assert len({spec.digest for spec in ready}) == len(ready)
 
 
 def test_every_shipped_experiment_has_every_scale() -> None:
@@ -107,7 +110,22 @@ def test_mistakes_in_experiments_are_named(tmp_path: Path) -> None:
     file.write_text('tasks = ["toy_reach"]\n[[group]]\nmethods = ["ksk"]\nseeds = 1\nenv_steps=9\n')
     with pytest.raises(KstepError, match="Did you mean 'ksl'"):
         read(str(file))
-    file.write_text(file.read_text().replace("ksk", "ksl"))
+    good = file.read_text().replace("ksk", "ksl")
+    for line, complaint in (
+        ('transfer = "sac_pixel"', "needs `save_encoders_every`"),
+        ("save_encoders_every = 0", "at least 1 env step"),
+    ):
+        file.write_text(f"{line}\n{good}")
+        with pytest.raises(KstepError, match=complaint):
+            read(str(file))
+    file.write_text(f"save_encoders_every = 5\n{good.replace('ksl', 'sac_state')}")
+    with pytest.raises(KstepError, match="no encoder to save"):
+        plan(read(str(file)))
+    two = good.replace('"toy_reach"', '"toy_reach", "toy_glide"')
+    file.write_text(f'save_encoders_every = 5\ntransfer = "curl"\n{two}')
+    with pytest.raises(KstepError, match="nothing to shape"):  # before anything is trained
+        plan(read(str(file)))
+    file.write_text(good)
     (spec,) = plan(read(str(file)))
     assert (spec.seed, spec.env_steps, spec.preset) == (1, 9, "paper")
 
@@ -141,6 +159,103 @@ def test_status_is_what_the_folder_says(tmp_path: Path) -> None:
     assert status(spec).state == "done"
     (spec.folder / "config.json").write_text(json.dumps({"digest": "another"}))
     assert "another experiment" in status(spec).problem
+
+
+def save_encoders(spec: RunSpec, *marks: int) -> None:
+    """Write encoder files of which only the header is real."""
+    import safetensors.torch
+    import torch
+
+    (spec.folder / "encoders").mkdir(parents=True, exist_ok=True)
+    for mark in marks:
+        about = {"format": "1", "label": spec.method, "task": spec.task, "seed": spec.seed}
+        header = {"kstep encoder": json.dumps({**about, "mark": mark})}
+        weights = {"w": torch.tensor([float(mark), float(spec.seed)])}
+        path = spec.folder / "encoders" / f"{mark:09d}.safetensors"
+        path.write_bytes(safetensors.torch.save(weights, header))
+
+
+def test_runs_that_were_to_save_encoders_are_done_only_with_them(tmp_path: Path) -> None:
+    spec, *_ = plan(read("representations", "debug"), tmp_path)
+    words = spec.arguments()
+    assert words[words.index("--save-encoders-every") + 1] == "50"
+    pretend(spec, 200, saved=True)  # as `main` would have left it
+    assert status(spec) == planning.Status("failed", 200, planning.NO_ENCODERS)
+    save_encoders(spec, 0, 100, 150, 200)
+    assert status(spec).problem == planning.NO_ENCODERS
+    save_encoders(spec, 50)
+    assert status(spec).state == "done"
+    (spec.folder / "encoders" / "000000200.safetensors").unlink()
+    assert status(spec).problem == planning.NO_ENCODERS
+    # The last is of the end, wherever decisions put it; later ones are another budget's.
+    save_encoders(spec, 204, 250)
+    last = planning.last_encoder(spec)
+    assert status(spec).state == "done"
+    assert last is not None
+    assert last.name == "000000204.safetensors"
+    assert all("--save-encoders-every" not in s.arguments() for s in plan(read("main", "debug")))
+
+
+def test_transfer_runs_are_ready_once_their_source_is_done(tmp_path: Path) -> None:
+    from kstep import encoders
+    from kstep.config import digest, resolve
+
+    def planned() -> tuple[list[RunSpec], list[RunSpec]]:
+        specs = plan(read("generalization", "debug"), tmp_path, methods=["ksl", "rad"])
+        return (
+            [spec for spec in specs if spec.frozen_encoder is None],
+            [spec for spec in specs if spec.frozen_encoder is not None],
+        )
+
+    sources, transfers = planned()
+    assert len(sources) == len(transfers) == 2 * 2 * 2  # the other of two tasks
+    assert all(spec.ready for spec in sources)
+    assert not any(spec.ready for spec in transfers)
+    assert {status(spec).state for spec in transfers} == {"missing"}
+    first = sources[0]
+    assert (first.method, first.task, first.seed) == ("ksl", "toy_reach", 1)
+    save_encoders(first, 0, 50, 100, 150, 200)
+    assert not any(spec.ready for spec in planned()[1])  # its end is not saved yet
+    pretend(first, 200, saved=True)
+    (ready,) = (spec for spec in planned()[1] if spec.ready)
+    assert ready.folder == tmp_path / "toy_glide" / "sac_pixel-on-ksl-debug-toy_reach" / "seed1"
+    assert ready.folder in {spec.folder for spec in transfers}
+    assert ready.frozen_encoder == first.folder / "encoders" / "000000200.safetensors"
+    words = ready.arguments()
+    assert words[:3] == ["train", "sac_pixel", "toy_glide"]
+    assert words[words.index("--frozen-encoder") + 1] == str(ready.frozen_encoder)
+    frozen = encoders.frozen(ready.frozen_encoder)
+    assert digest(resolve("sac_pixel", "toy_glide", preset="debug", frozen_encoder=frozen)) == (
+        ready.digest
+    )
+    # Gone on to a larger budget, it still gives the encoder of this one.
+    pretend(first, 400, saved=True, decisions=400)
+    save_encoders(first, 400)
+    assert ready in planned()[1]
+    # Another encoder is another run.
+    save_encoders(replace(first, seed=7), 200)
+    (other,) = (spec for spec in planned()[1] if spec.ready)
+    assert other.digest != ready.digest
+
+
+@pytest.mark.parametrize("preset", planning.SCALES)
+def test_encoders_fit_the_method_that_takes_them(preset: str) -> None:
+    from kstep.config import resolve
+
+    sweep = read("generalization", preset)
+    taking = resolve(sweep.transfer, sweep.tasks[0], preset=preset).method
+    for name in sweep.groups[0].methods:
+        giving = resolve(name, sweep.tasks[0], preset=preset).method
+        assert (giving.encoder, giving.stack) == (taking.encoder, taking.stack)
+
+
+def test_frozen_encoders_cost_less(tmp_path: Path) -> None:
+    specs = plan(read("generalization", "cpu"), tmp_path, seeds=[1])
+    frozen = replace(next(s for s in specs if s.frozen_encoder), frozen_encoder=None)
+    taken = replace(frozen, frozen_encoder=tmp_path)
+    hours = [estimate([s], [planning.Status("missing")]).core_hours for s in (taken, frozen)]
+    assert 0 < hours[0] < hours[1]
+    assert taken.kind != frozen.kind
 
 
 def test_half_written_lines_are_passed_over(tmp_path: Path) -> None:

@@ -36,8 +36,10 @@ def meant_for(specs: Sequence[RunSpec], mark: int) -> list[RunSpec]:
     """Return the runs of an experiment that are to be compared at a mark.
 
     Where a method has runs of several budgets with settings of their own, as Proto-RL has, those
-    with the smallest budget that reaches the mark.
+    with the smallest budget that reaches the mark. Runs on frozen encoders are for `kstep analyze
+    generalization`.
     """
+    specs = [spec for spec in specs if spec.frozen_encoder is None]
     smallest: dict[tuple[str, str], int] = {}
     for spec in specs:
         if spec.env_steps >= mark:

@@ -178,6 +178,8 @@ def _judge(spec: RunSpec, code: int, output: str, asked: bool) -> _Attempt:
         found = plan.status(spec)
         if found.state == "done":
             return _Attempt("done")
+        if found.problem == plan.NO_ENCODERS:
+            return _Attempt("failed", found.problem, final=True)
         return _Attempt("failed", f"ended without an error at {found.env_steps:,} env steps")
     if "is being written by process" in output and code == 2:
         return _Attempt("busy")
@@ -422,7 +424,12 @@ class SlurmJob:
 
 def _absolute(spec: RunSpec) -> RunSpec:
     """Other machines have other working directories."""
-    return replace(spec, folder=Path(os.path.abspath(spec.folder)))
+    encoder = spec.frozen_encoder
+    return replace(
+        spec,
+        folder=Path(os.path.abspath(spec.folder)),
+        frozen_encoder=encoder and Path(os.path.abspath(encoder)),
+    )
 
 
 def _import(name: str) -> Any:

@@ -4,6 +4,10 @@ In: the name of an experiment (a TOML file, ours or the user's), a scale, perhap
 methods or seeds. Out: one `RunSpec` per run with its folder and digest, and its `Status` as the
 folder tells it. Run folders are the only truth: nothing here keeps a record of its own, so a sweep
 can be stopped, moved, or carried on by another engine. All of it is linear in the number of runs.
+
+An experiment may have a second stage, `transfer`: runs on the frozen last encoder of every run of
+the first, in every other task. The encoder file is part of what such a run is, so until its source
+is done its place and cost are known but not its identity: it is not yet `ready`.
 """
 
 from __future__ import annotations
@@ -16,15 +20,15 @@ import os
 import statistics
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
-from kstep import methods
-from kstep.config import PRESETS, Experiment, digest, resolve
+from kstep import encoders, methods
+from kstep.config import PRESETS, Experiment, FrozenEncoder, digest, resolve
 from kstep.envs import tasks as known_tasks
 from kstep.run import Run
 from kstep.types import KstepError
@@ -32,6 +36,7 @@ from kstep.types import KstepError
 SCALES = ("paper", "cpu", "debug")
 State = Literal["missing", "running", "partly", "done", "failed"]
 STATES: tuple[State, ...] = ("done", "running", "partly", "failed", "missing")
+NO_ENCODERS = "it was trained without saving all its encoders: choose another folder for --runs"
 
 
 @dataclass(frozen=True)
@@ -59,8 +64,10 @@ class Sweep:
     groups: tuple[Group, ...]
     alone: bool = False
     """Whether runs must not share a machine because their time is the result."""
-    needs: str = ""
-    """What the paper's experiment has beyond these runs."""
+    save_encoders_every: int | None = None
+    """env_steps between the encoders that its runs keep; None: they keep none."""
+    transfer: str = ""
+    """The method to train on the frozen last encoder of each run, in every other task."""
     paper: str = ""
     """The table of the paper's results that these runs stand beside; see kstep.data."""
 
@@ -79,6 +86,22 @@ class RunSpec:
     digest: str
     setting: str
     """The digest without the seed: what the runs of one curve share."""
+    save_encoders_every: int | None = None
+    frozen_encoder: Path | None = None
+    """The encoder it takes from another run; the folder where it will be, as long as it is not."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether all that it begins with is there, so that it has an identity."""
+        return bool(self.digest)
+
+    @property
+    def kind(self) -> tuple[str, str, str]:
+        """What runs of about the same speed share."""
+        method = (
+            self.method if self.frozen_encoder is None else f"{self.method} on a frozen encoder"
+        )
+        return method, self.task, self.preset
 
     @property
     def label(self) -> str:
@@ -99,6 +122,10 @@ class RunSpec:
         words += ["--seed", str(self.seed), "--env-steps", str(self.env_steps)]
         for text in self.overrides:
             words += ["--set", text]
+        if self.save_encoders_every is not None:
+            words += ["--save-encoders-every", str(self.save_encoders_every)]
+        if self.frozen_encoder is not None:
+            words += ["--frozen-encoder", str(self.frozen_encoder)]
         return [*words, "--folder", str(self.folder)]
 
 
@@ -150,7 +177,10 @@ def plan(
     methods: Iterable[str] = (),
     seeds: Iterable[int] = (),
 ) -> list[RunSpec]:
-    """Return every run of a sweep once, seed by seed, so that each seed completes a table."""
+    """Return every run of a sweep once, seed by seed, so that each seed completes a table.
+
+    Runs of a second stage are among them, `ready` where the run they begin with is done.
+    """
     chosen, only, asked = tuple(tasks) or sweep.tasks, tuple(methods), tuple(seeds)
     declared = {name for group in sweep.groups for name in group.methods}
     for name in only:
@@ -162,7 +192,7 @@ def plan(
     specs: dict[Path, RunSpec] = {}
     for group in sweep.groups:
         cells = [
-            _Cell.of(method, known_tasks.parse(task).name, sweep.preset, group)
+            _Cell.of(method, known_tasks.parse(task).name, sweep, group)
             for task in chosen
             for method in group.methods
             if not only or method in only
@@ -174,11 +204,14 @@ def plan(
                 other = specs.get(spec.folder)
                 if other is None or other.env_steps < spec.env_steps:
                     specs[spec.folder] = spec
-    return sorted(specs.values(), key=lambda spec: spec.seed)
+    every = [*specs.values(), *_transfers(sweep, [*specs.values()], runs)]
+    return sorted(every, key=lambda spec: spec.seed)
 
 
 def status(spec: RunSpec) -> Status:
     """Read what a run has reached. Costs a few small reads, however long the run is."""
+    if not spec.ready:
+        return Status("missing")
     config = _read_json(spec.folder / "config.json")
     if config is None:
         problem = last_problem(spec)
@@ -190,6 +223,8 @@ def status(spec: RunSpec) -> Status:
     saved = _newest_checkpoint(spec.folder)
     # The run ends with an evaluation and a checkpoint of the same moment.
     if reached >= spec.env_steps and saved == decisions:
+        if _lacks_encoders(spec):
+            return Status("failed", reached, NO_ENCODERS)
         return Status("done", reached)
     logged = _last_row(spec.folder / "metrics.jsonl") or {}
     reached = max(reached, int(logged.get("env_steps", 0)))
@@ -214,6 +249,12 @@ def is_locked(folder: Path) -> bool:
 def checkpointed(spec: RunSpec) -> int:
     """Return the decisions of the newest checkpoint; 0 without one."""
     return max(_newest_checkpoint(spec.folder), 0)
+
+
+def last_encoder(spec: RunSpec) -> Path | None:
+    """Return the encoder saved when the run reached its budget; it may have gone on since."""
+    saved = encoders.saved_in(spec.folder)
+    return next((path for path in saved if int(path.stem) >= spec.env_steps), None)
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
@@ -251,14 +292,14 @@ class Estimate:
 
 
 def measured_speeds(specs: Iterable[RunSpec]) -> dict[tuple[str, str, str], float]:
-    """Return core-seconds per decision by (method, task, preset): the median over attempts."""
+    """Return core-seconds per decision by kind of run: the median over attempts."""
     found: dict[tuple[str, str, str], list[float]] = {}
     for spec in specs:
         for row in _rows(spec.attempts):
             decisions = row.get("decisions", 0)
             if decisions > 0 and row.get("outcome") in ("done", "stopped"):
                 cost = row["seconds"] * row["threads"] / decisions
-                found.setdefault((spec.method, spec.task, spec.preset), []).append(cost)
+                found.setdefault(spec.kind, []).append(cost)
     return {key: statistics.median(values) for key, values in found.items()}
 
 
@@ -272,14 +313,13 @@ def estimate(
     total = longest = memory = disk = 0.0
     measured = 0
     for spec, found in zip(specs, statuses, strict=True):
-        shape = _shape(spec.method, spec.task, spec.preset, spec.overrides, spec.env_steps)
-        disk += shape.disk_gb
+        shape = _shape_of(spec)
+        disk += shape.disk_gb + _encoders_gb(spec)
         if found.state == "done":
             continue
-        key = (spec.method, spec.task, spec.preset)
-        measured += key in speeds
+        measured += spec.kind in speeds
         left = max(spec.env_steps - found.env_steps, 0) / shape.action_repeat
-        hours = left * speeds.get(key, shape.core_seconds) / 3600
+        hours = left * speeds.get(spec.kind, shape.core_seconds) / 3600
         total, longest = total + hours, max(longest, hours)
         memory = max(memory, shape.memory_gb)
     return Estimate(total, longest, memory, disk, measured)
@@ -287,8 +327,7 @@ def estimate(
 
 def memory_gb(spec: RunSpec) -> float:
     """Return the memory that one run needs."""
-    shape = _shape(spec.method, spec.task, spec.preset, spec.overrides, spec.env_steps)
-    return shape.memory_gb
+    return _shape_of(spec).memory_gb
 
 
 def count(statuses: Iterable[Status]) -> dict[State, int]:
@@ -326,9 +365,19 @@ def _assumed() -> dict[str, Any]:
     return tomllib.loads(files("kstep").joinpath("sweep/speeds.toml").read_text())
 
 
+def _shape_of(spec: RunSpec) -> _Shape:
+    frozen = spec.frozen_encoder is not None
+    return _shape(spec.method, spec.task, spec.preset, spec.overrides, spec.env_steps, frozen)
+
+
 @cache
 def _shape(
-    method: str, task: str, preset: str, overrides: tuple[str, ...], env_steps: int
+    method: str,
+    task: str,
+    preset: str,
+    overrides: tuple[str, ...],
+    env_steps: int,
+    frozen: bool,
 ) -> _Shape:
     experiment = resolve(method, task, preset=preset, env_steps=env_steps, overrides=overrides)
     learning, env = experiment.method.learning, experiment.env
@@ -341,7 +390,7 @@ def _shape(
         name = next(n for n in (method, method.partition("-")[0], "ksl") if n in passes)
         forward, backward = passes[name]
         unit = assumed["unit"].get(preset, assumed["unit"]["paper"])
-        seconds = (forward + 2 * backward) * unit
+        seconds = (forward + 2 * backward * (not frozen)) * unit
         if preset != "debug":
             seconds *= learning.batch_size / 128
         frame = 3 * env.size**2
@@ -359,14 +408,18 @@ class _Cell:
     experiment: Experiment
     overrides: tuple[str, ...]
     setting: str
+    save_encoders_every: int | None
 
     @classmethod
-    def of(cls, method: str, task: str, preset: str, group: Group) -> _Cell:
+    def of(cls, method: str, task: str, sweep: Sweep, group: Group) -> _Cell:
         overrides = tuple(text.replace("{half}", str(group.env_steps // 2)) for text in group.set)
         experiment = resolve(
-            method, task, preset=preset, env_steps=group.env_steps, overrides=overrides
+            method, task, preset=sweep.preset, env_steps=group.env_steps, overrides=overrides
         )
-        return cls(experiment, overrides, setting(experiment))
+        every = sweep.save_encoders_every
+        if every is not None and experiment.method.observation != "pixels":
+            raise KstepError(f"{sweep.name}: '{method}' sees the state: it has no encoder to save")
+        return cls(experiment, overrides, setting(experiment), every)
 
     def spec(self, seed: int, runs: Path) -> RunSpec:
         experiment = replace(self.experiment, seed=seed)
@@ -380,7 +433,70 @@ class _Cell:
             folder=Run.default_folder(runs, experiment, bool(self.overrides)),
             digest=digest(experiment),
             setting=self.setting,
+            save_encoders_every=self.save_encoders_every,
         )
+
+
+_NOT_YET = FrozenEncoder("", "", "", 0, 0)
+"""Stands for an encoder that is still being trained."""
+
+
+def _transfers(sweep: Sweep, sources: Sequence[RunSpec], runs: Path) -> Iterator[RunSpec]:
+    """Yield the runs of the second stage: seed and budget are the source's (D35)."""
+    if not sweep.transfer:
+        return
+    chosen: dict[tuple[str, int], Experiment] = {}
+    for source in sources:
+        path = last_encoder(source) if status(source).state == "done" else None
+        frozen = encoders.frozen(path) if path else None
+        for task in dict.fromkeys(spec.task for spec in sources):
+            if task == source.task:
+                continue
+            key = (task, source.env_steps)
+            if key not in chosen:
+                chosen[key] = resolve(
+                    sweep.transfer,
+                    task,
+                    preset=sweep.preset,
+                    env_steps=source.env_steps,
+                    frozen_encoder=_NOT_YET,
+                )
+            experiment = replace(chosen[key], seed=source.seed, frozen_encoder=frozen)
+            below = Run.default_folder(runs, experiment, False).parents[1]
+            trained = source.folder.parent
+            name = f"{sweep.transfer}-on-{trained.name}-{trained.parent.name}"
+            yield RunSpec(
+                method=sweep.transfer,
+                task=task,
+                preset=sweep.preset,
+                seed=source.seed,
+                env_steps=source.env_steps,
+                overrides=(),
+                folder=below / name / source.folder.name,
+                digest=digest(experiment) if frozen else "",
+                setting=setting(experiment) if frozen else "",
+                frozen_encoder=path or source.folder / "encoders",
+            )
+
+
+def _encoders_gb(spec: RunSpec) -> float:
+    """Return the disk that a run's saved encoders take, or its copy of a frozen one."""
+    saved = int(spec.frozen_encoder is not None)
+    if spec.save_encoders_every is not None:
+        saved += spec.env_steps // spec.save_encoders_every + 1
+    return saved * float(_assumed()["disk"]["encoder_gb"])
+
+
+def _lacks_encoders(spec: RunSpec) -> bool:
+    """Whether a run at its budget was not told, all the way, to save its encoders."""
+    every = spec.save_encoders_every
+    if every is None:
+        return False
+    marks = [int(path.stem) for path in encoders.saved_in(spec.folder)]
+    before = [mark for mark in marks if mark < spec.env_steps and mark % every == 0]
+    # One for each multiple of `every`, as far as decisions are not further apart than that.
+    wanted = math.ceil(spec.env_steps / max(every, _shape_of(spec).action_repeat))
+    return len(before) < wanted or last_encoder(spec) is None
 
 
 def setting(experiment: Experiment) -> str:
@@ -388,9 +504,12 @@ def setting(experiment: Experiment) -> str:
     return digest(replace(experiment, seed=0))
 
 
-_KEYS = {"title", "tasks", "marks", "group", "scale", "paper", "alone", "needs"}
+_KEYS = {
+    *("title", "tasks", "marks", "group", "scale", "paper", "alone"),
+    *("save_encoders_every", "transfer"),
+}
 _GROUP_KEYS = {"methods", "seeds", "env_steps", "set"}
-_SCALE_KEYS = {"preset", "tasks", "seeds", "env_steps"}
+_SCALE_KEYS = {"preset", "tasks", "seeds", "env_steps", "save_encoders_every"}
 
 
 def _sweep(name: str, scale: str, data: dict[str, Any]) -> Sweep:
@@ -422,6 +541,14 @@ def _sweep(name: str, scale: str, data: dict[str, Any]) -> Sweep:
                 tuple(entry.get("set", ())),
             )
         )
+    every = changed.get("save_encoders_every", data.get("save_encoders_every"))
+    if every is not None and (type(every) is not int or every < 1):
+        raise KstepError(f"{name}: save_encoders_every must be at least 1 env step, not {every!r}")
+    transfer = data.get("transfer", "")
+    if transfer:
+        methods.find(transfer)
+        if every is None:
+            raise KstepError(f"{name}: `transfer` needs `save_encoders_every`")
     budget = max(group.env_steps for group in groups)
     marks = tuple(mark for mark in data.get("marks", ()) if mark <= budget) or (budget,)
     return Sweep(
@@ -433,7 +560,8 @@ def _sweep(name: str, scale: str, data: dict[str, Any]) -> Sweep:
         marks=marks,
         groups=tuple(groups),
         alone=bool(data.get("alone", False)),
-        needs=data.get("needs", ""),
+        save_encoders_every=every,
+        transfer=transfer,
         paper=data.get("paper", ""),
     )
 

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
+from kstep import encoders
 from kstep.sweep import plan
 from kstep.sweep.plan import RunSpec
 from kstep.types import KstepError
@@ -41,7 +42,8 @@ LOOK_SECONDS = 1.0
 """Between looks for a new checkpoint."""
 LOGS = {"metrics.jsonl": "metrics", "evaluations.jsonl": "evaluations"}
 """Logs, and what a checkpoint calls their positions."""
-DESCRIPTIONS = ("config.json", "system.json")
+ALWAYS = ("config.json", "system.json", "frozen_encoder.safetensors")
+"""What belongs to a run with or without a checkpoint; saved encoders do as well."""
 
 
 class Superseded(KstepError):
@@ -84,7 +86,7 @@ class Keeper:
         return claim.number, consistent(claim.folder)
 
     def read(self, folder: str, number: int, path: str, start: int) -> bytes:
-        """Return a piece of a file."""
+        """Return a piece of a file of the run, or of one elsewhere by its absolute path."""
         claim = self._claim(folder, number)
         with (claim.folder.parent / path).open("rb") as file:
             file.seek(start)
@@ -153,7 +155,7 @@ def consistent(folder: Path) -> Listing:
         found[path.relative_to(home).as_posix()] = path.stat().st_size if size is None else size
 
     beside = [folder.with_name(f"{folder.name}{end}") for end in (".log", ".attempts.jsonl")]
-    for path in [*(folder / name for name in DESCRIPTIONS), *beside]:
+    for path in [*(folder / name for name in ALWAYS), *encoders.saved_in(folder), *beside]:
         if path.exists():
             add(path)
     newest = plan.newest_checkpoint(folder)
@@ -185,8 +187,11 @@ def borrowed(spec: RunSpec, call: Call, stopping: threading.Event) -> Iterator[R
         here = replace(spec, folder=Path(home) / spec.folder.name)
         sent: dict[str, _Mark] = {}
         for path, size in listing.items():
-            _fetch(call, folder, number, path, size, Path(home) / path)
+            _fetch(call, folder, number, path, Path(home) / path, size)
             sent[path] = _mark(Path(home) / path, size)
+        if spec.frozen_encoder is not None:
+            here = replace(here, frozen_encoder=Path(home) / spec.frozen_encoder.name)
+            _fetch(call, folder, number, str(spec.frozen_encoder), here.frozen_encoder)
         if here.folder.exists():
             for kind in ("checkpoints", "replay"):
                 (here.folder / kind).mkdir(parents=True, exist_ok=True)
@@ -241,14 +246,19 @@ def _send(
     call("keep", folder, number, listing)
 
 
-def _fetch(call: Call, folder: str, number: int, path: str, size: int, target: Path) -> None:
+def _fetch(
+    call: Call, folder: str, number: int, path: str, target: Path, size: int | None = None
+) -> None:
+    """Copy the first `size` bytes of a file, or all of it."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with target.open("wb") as file:
-        while file.tell() < size:
+        while size is None or file.tell() < size:
             piece = call("read", folder, number, path, file.tell())
             if not piece:
+                if size is None:
+                    return
                 raise KstepError(f"{path} ended before {size:,} bytes")
-            file.write(piece[: size - file.tell()])
+            file.write(piece if size is None else piece[: size - file.tell()])
 
 
 def _mark(path: Path, size: int) -> _Mark:

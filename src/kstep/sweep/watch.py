@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, nullcontext
 from itertools import islice
 
@@ -47,14 +47,20 @@ def show_plan(
     console.print(f"[bold]{sweep.name}[/bold] ({sweep.scale}): {sweep.title}", highlight=False)
     if sweep.preset != "paper":
         console.print(f"preset {sweep.preset}: not the paper's sizes", style="yellow")
-    if sweep.needs:
-        console.print(sweep.needs, style="yellow", highlight=False)
     console.print(_grid(specs, statuses))
     legend = "  ".join(f"[{COLOURS[s]}]{MARKS[s]} {s}[/]" for s in plan.STATES)
     console.print(f"one mark per seed: {legend}", highlight=False)
     counted = plan.count(statuses)
     words = ", ".join(f"{number} {state}" for state, number in counted.items() if number)
     console.print(f"{len(specs)} runs: {words}", highlight=False)
+    if sweep.transfer:
+        on_frozen = [spec for spec in specs if spec.frozen_encoder is not None]
+        ready = sum(spec.ready for spec in on_frozen)
+        console.print(
+            f"{len(on_frozen)} of them on frozen encoders: {ready} can be planned now, "
+            f"{len(on_frozen) - ready} when the runs that train their encoders are done",
+            highlight=False,
+        )
     for spec, found in zip(specs, statuses, strict=True):
         if found.problem:
             console.print(f"  failed: {spec.label}: {found.problem}", style="red", markup=False)
@@ -107,6 +113,22 @@ def conduct(
             if screen is not None and (event is None or time.monotonic() > drawn + 0.5):
                 drawn = time.monotonic()
                 screen.update(_table(waiting, outcomes, len(todo), drawn - started))
+    return outcomes
+
+
+def conduct_in_stages(
+    engine: Engine,
+    planned: Callable[[], Sequence[RunSpec]],
+    slot: Slot,
+    retries: int,
+    console: Console,
+) -> dict[RunSpec, Outcome]:
+    """Carry out what is ready, then plan again: what became ready by that, until nothing does."""
+    outcomes: dict[RunSpec, Outcome] = {}
+    seen: set[RunSpec] = set()
+    while specs := [spec for spec in planned() if spec.ready and spec not in seen]:
+        outcomes |= conduct(engine, specs, slot, retries, console)
+        seen.update(specs)
     return outcomes
 
 
