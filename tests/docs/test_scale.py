@@ -24,12 +24,12 @@ def test_the_table_of_experiments_is_what_is_planned() -> None:
     for name, _, methods, tasks, _, env_steps, runs in table.rows:
         specs = plan(read(name))
         every |= {spec.folder for spec in specs}
-        assert len(specs) == int(runs)
+        assert len(specs) == number(runs)
         assert len({spec.method for spec in specs}) == int(methods)
         assert len({spec.task for spec in specs}) == int(tasks)
         assert max(spec.env_steps for spec in specs) == int(env_steps.replace(",", ""))
     total = sum(int(row[-1]) for row in table.rows)
-    assert f"all eight are {len(every)} runs, not {total:,}" in TEXT
+    assert f"all eight are {len(every):,} runs, not {total:,}" in TEXT
 
 
 def test_the_example_is_an_experiment(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_the_costs_are_what_the_plan_says() -> None:
                 other = specs.get(spec.folder, spec)
                 specs[spec.folder] = max(spec, other, key=lambda s: s.env_steps)
         left = estimate([*specs.values()], [Status("missing")] * len(specs))
-        assert len(specs) == int(runs)
+        assert len(specs) == number(runs)
         assert number(core_hours) == pytest.approx(left.core_hours, rel=0.02)
         assert number(longest) == pytest.approx(left.longest_core_hours, rel=0.02)
         assert number(disk) == pytest.approx(left.disk_gb / 1000, abs=0.05)

@@ -220,11 +220,12 @@ def test_transfer_runs_are_ready_once_their_source_is_done(tmp_path: Path) -> No
     (ready,) = (spec for spec in planned()[1] if spec.ready)
     assert ready.folder == tmp_path / "toy_glide" / "sac_pixel-on-ksl-debug-toy_reach" / "seed1"
     assert ready.folder in {spec.folder for spec in transfers}
-    assert ready.frozen_encoder == first.folder / "encoders" / "000000200.safetensors"
+    last = first.folder / "encoders" / "000000200.safetensors"
+    assert ready.frozen_encoder == last
     words = ready.arguments()
     assert words[:3] == ["train", "sac_pixel", "toy_glide"]
-    assert words[words.index("--frozen-encoder") + 1] == str(ready.frozen_encoder)
-    frozen = encoders.frozen(ready.frozen_encoder)
+    assert words[words.index("--frozen-encoder") + 1] == str(last)
+    frozen = encoders.frozen(last)
     assert digest(resolve("sac_pixel", "toy_glide", preset="debug", frozen_encoder=frozen)) == (
         ready.digest
     )

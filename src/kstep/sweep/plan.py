@@ -98,10 +98,8 @@ class RunSpec:
     @property
     def kind(self) -> tuple[str, str, str]:
         """What runs of about the same speed share."""
-        method = (
-            self.method if self.frozen_encoder is None else f"{self.method} on a frozen encoder"
-        )
-        return method, self.task, self.preset
+        on = "" if self.frozen_encoder is None else " on a frozen encoder"
+        return self.method + on, self.task, self.preset
 
     @property
     def label(self) -> str:
@@ -445,11 +443,12 @@ def _transfers(sweep: Sweep, sources: Sequence[RunSpec], runs: Path) -> Iterator
     """Yield the runs of the second stage: seed and budget are the source's (D35)."""
     if not sweep.transfer:
         return
+    tasks = tuple(dict.fromkeys(source.task for source in sources))
     chosen: dict[tuple[str, int], Experiment] = {}
     for source in sources:
         path = last_encoder(source) if status(source).state == "done" else None
         frozen = encoders.frozen(path) if path else None
-        for task in dict.fromkeys(spec.task for spec in sources):
+        for task in tasks:
             if task == source.task:
                 continue
             key = (task, source.env_steps)

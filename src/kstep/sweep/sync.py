@@ -190,8 +190,9 @@ def borrowed(spec: RunSpec, call: Call, stopping: threading.Event) -> Iterator[R
             _fetch(call, folder, number, path, Path(home) / path, size)
             sent[path] = _mark(Path(home) / path, size)
         if spec.frozen_encoder is not None:
-            here = replace(here, frozen_encoder=Path(home) / spec.frozen_encoder.name)
-            _fetch(call, folder, number, str(spec.frozen_encoder), here.frozen_encoder)
+            encoder = Path(home) / spec.frozen_encoder.name
+            _fetch(call, folder, number, str(spec.frozen_encoder), encoder)
+            here = replace(here, frozen_encoder=encoder)
         if here.folder.exists():
             for kind in ("checkpoints", "replay"):
                 (here.folder / kind).mkdir(parents=True, exist_ok=True)
