@@ -79,14 +79,18 @@ class Stopped(KstepError):
 
 @dataclass
 class _Stop:
-    """Set by the first Ctrl-C or SIGTERM; the loop ends after the decision it is in."""
+    """Set by the first Ctrl-C or SIGTERM; the loop ends after the decision it is in.
+
+    A Ctrl-C after that is somebody in a hurry. A second SIGTERM is not: the kernel sends one for
+    each thread of a parent that dies.
+    """
 
     signal: int | None = None
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        if self.signal is not None:
+        if self.signal is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.signal = number
+        self.signal = self.signal or number
 
 
 def train(run: Run, runtime: Runtime, console: Console | None = None) -> None:

@@ -131,6 +131,22 @@ def test_one_signal_ends_with_a_checkpoint(
     assert checkpoint.newest(run)[1]["counts"]["decisions"] == 36
 
 
+def test_a_second_sigterm_is_not_somebody_in_a_hurry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel sends one for each thread of a parent that dies."""
+
+    def twice() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    at_decision(monkeypatch, 35, twice)
+    with pytest.raises(Stopped, match="a checkpoint is written") as stopped:
+        go(tmp_path / "run", experiment(env_steps=50))
+    assert stopped.value.exit_code == 143
+    assert checkpoint.newest(Run.open(tmp_path / "run"))[1]["counts"]["decisions"] == 36
+
+
 def test_two_signals_end_at_once_even_inside_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
