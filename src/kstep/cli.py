@@ -383,7 +383,7 @@ class Bench:
 class Selfcheck:
     """Check that this installation learns: a short run whose result is known beforehand.
 
-    Ten to twenty minutes on two cores, on rendered images. Example: kstep selfcheck --quick
+    Five to twenty minutes on two cores, on rendered images. Example: kstep selfcheck --quick
     """
 
     quick: bool = False
