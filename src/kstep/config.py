@@ -11,9 +11,10 @@ import dataclasses
 import difflib
 import hashlib
 import json
+import math
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar, get_args
 
@@ -47,6 +48,19 @@ class FrozenEncoder:
     task: str
     seed: int
     env_steps: int
+
+
+def _numbers(value: object, key: str = "") -> Iterator[tuple[str, int | float]]:
+    """Every number of a configuration, by its key."""
+    if dataclasses.is_dataclass(value):
+        for field_ in dataclasses.fields(value):
+            inner = f"{key}.{field_.name}" if key else field_.name
+            yield from _numbers(getattr(value, field_.name), inner)
+    elif isinstance(value, tuple):
+        for entry in value:
+            yield from _numbers(entry, key)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield key, value
 
 
 @dataclass(frozen=True)
@@ -83,6 +97,13 @@ class Experiment:
             "method.learning.replay_capacity": learning.replay_capacity,
             "method.learning.auxiliary_every": learning.auxiliary_every,
         }
+        for key, number in _numbers(self):
+            if not math.isfinite(number):
+                raise KstepError(f"{key} must be a finite number, not {number}")
+            # Sizes, steps and counts, whatever the task; only sharing no layers is nothing at all.
+            whole = isinstance(number, int) and key.startswith("method.auxiliary.")
+            if whole and number < (0 if key.endswith(".knowledge_sharing") else 1):
+                raise KstepError(f"{key} must be at least 1, not {number}")
         for key, value in positive.items():
             if value < 1:
                 raise KstepError(f"{key} must be at least 1, not {value}")

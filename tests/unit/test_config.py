@@ -172,6 +172,12 @@ def test_wrong_names_get_the_nearest_right_one(names: tuple[str, str], message: 
         ("sac_pixel", ["method.learning.one_optimizer=true"], "needs an auxiliary task"),
         ("ksl-released", ["method.sac.actor_latent=reused"], "needs method.sac.actor_encoder"),
         ("ksl-released", ["method.learning.aligned=true"], "goes with method.sac.critic_views=1"),
+        ("pi_sac", ["method.auxiliary.z_dim=-3"], "z_dim must be at least 1, not -3"),
+        (
+            "proto_rl",
+            ["method.learning.encoder_auxiliary_learning_rate=NaN"],
+            "must be a finite number, not nan",
+        ),
         ("ksl", ["method.learning.joint=true"], "joint needs method.learning.aligned=true"),
         ("pi_sac", ["method.learning.joint=true"], "joint needs an auxiliary task that encodes"),
         (
