@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,13 @@ import safetensors
 import safetensors.torch
 import torch
 
-from kstep import augment
+from kstep import augment, native
 from kstep.agent import Agent
 from kstep.analysis.gradients import Angle, live_angles
 from kstep.augment import AugmentConfig
 from kstep.config import FrozenEncoder, decode, encode
 from kstep.files import sha256, write_atomically
-from kstep.nets.encoder import Encoder, EncoderConfig, build_encoder
+from kstep.nets.encoder import Encoder, EncoderConfig, build_encoder, native_shape
 from kstep.run import Run
 from kstep.types import Array, Counts, EnvSpec, KstepError, to_device
 
@@ -100,16 +101,19 @@ def save(run: Run, agent: Agent, counts: Counts, mark: int) -> Path:
     return path
 
 
-def load(path: Path) -> SavedEncoder:
-    """Load a saved encoder."""
+def load(path: Path, *, quick: bool = False) -> SavedEncoder:
+    """Load a saved encoder; a `quick` one uses the native kernels where there are any, which
+    decides its last bits."""
     about = _about(path)
     viewed = decode(AugmentConfig, about["augment"])
     config = decode(EncoderConfig, about["config"])
     frame_shape = tuple(about["frame_shape"])
     seen = EnvSpec("pixels", augment.build(viewed).seen_shape(frame_shape), 1, 1, None)
+    shape = native_shape(config, seen.frame_shape, about["stack"])
     # Its first weights are drawn from the global generator and then replaced.
     with torch.random.fork_rng(devices=[]):
-        encoder = build_encoder(config, seen, about["stack"])
+        backend = _quickest(shape) if quick else "torch"
+        encoder = build_encoder(config, seen, about["stack"], backend)
     encoder.load_state_dict(safetensors.torch.load_file(path))
     return SavedEncoder(
         label=about["label"],
@@ -135,6 +139,16 @@ def _about(path: Path) -> dict[str, Any]:
     if about["format"] != FORMAT:
         raise KstepError(f"{path} has format {about['format']}, this version reads {FORMAT}")
     return about
+
+
+@cache
+def _quickest(shape: native.Shape | None) -> native.Backend:
+    """Return the native kernels wherever they are right, not only where a trial finds them faster:
+    the same machine gives the same numbers again."""
+    try:
+        return native.choose("native", shape).backend
+    except native.Unavailable:
+        return "torch"
 
 
 def frozen(path: Path) -> FrozenEncoder:

@@ -22,7 +22,7 @@ from kstep.envs import EnvConfig, make, spec_of
 from kstep.rng import Streams
 from kstep.run import Run
 from kstep.train import Runtime, train
-from kstep.types import KstepError
+from kstep.types import Counts, KstepError
 
 QUIET = Console(quiet=True)
 METHODS = ("ksl", "sac_pixel", "rad")
@@ -115,6 +115,20 @@ def test_encoders_are_saved_at_marks_and_load_as_functions(runs: dict[str, Path]
     fresh = Agent(experiment.method, spec_of(env), Streams(experiment.seed))
     with torch.no_grad():
         assert np.array_equal(first(stacks), fresh.encoder(torch.from_numpy(stacks)).numpy())
+
+
+def test_a_quick_encoder_is_the_same_up_to_rounding(tmp_path: Path) -> None:
+    experiment = resolve("sac_pixel", "toy_reach", preset="cpu")
+    run = Run.prepare(tmp_path / "run", experiment)
+    agent = Agent(experiment.method, spec_of(make(experiment.env, 1)), Streams(1))
+    with run.being_written():
+        path = encoders.save(run, agent, Counts(), 0)
+    stacks = np.random.default_rng(0).integers(0, 256, (3, 3, 84, 84, 3)).astype(np.uint8)
+    plain, quick = encoders.load(path), encoders.load(path, quick=True)
+    with torch.no_grad():
+        assert np.array_equal(plain(stacks), agent.encoder(torch.from_numpy(stacks)).numpy())
+    assert quick(stacks) == pytest.approx(plain(stacks), abs=1e-4)
+    assert next(subjects([path])).encode(stacks) == pytest.approx(quick(stacks), abs=0.0)
 
 
 def test_saving_encoders_changes_nothing_and_survives_interruption(tmp_path: Path) -> None:

@@ -238,7 +238,7 @@ def subjects(
     """
     for path in paths:
         if path.is_file():
-            yield Subject.of(encoders.load(path))
+            yield Subject.of(encoders.load(path, quick=True))
             continue
         saved = [] if whole_runs else encoders.saved_in(path)
         chosen = [file for file in saved if not at or int(file.stem) in at]
@@ -246,7 +246,7 @@ def subjects(
             marks = ", ".join(f"{int(file.stem):,}" for file in saved)
             raise KstepError(f"{path} has no encoder for these marks, but for {marks}")
         for file in chosen:
-            yield Subject.of(encoders.load(file), path)
+            yield Subject.of(encoders.load(file, quick=True), path)
         if not saved:
             with opened(path) as (agent, _, counts):
                 yield Subject.of(encoders.of_agent(Run.open(path), agent, counts), path)
