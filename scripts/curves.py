@@ -1,102 +1,103 @@
-"""Turn run folders into a CSV of evaluations and a figure beside the paper's curve.
+"""Turn run folders into a CSV of evaluations and a figure beside the paper's curve and band.
 
     python scripts/curves.py RUN [RUN ...] --out docs/results/cartpole_swingup_cpu
 
-writes <out>.csv (one row per evaluation episode) and <out>.png.
+writes <out>.csv (one row per evaluation episode) and <out>.png, and prints every evaluation's mean
+with the paper's beside it.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-from collections import defaultdict
-from importlib.resources import files
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
 import numpy as np
 
+from kstep import published
 from kstep.run import Run
 
-PAPER_NAMES = {
-    "cartpole_swingup": "Cartpole, Swingup",
-    "finger_spin": "Finger, Spin",
-    "reacher_easy": "Reacher, Easy",
-    "cheetah_run": "Cheetah, Run",
-    "walker_walk": "Walker, Walk",
-    "ball_in_cup_catch": "Ball in Cup, Catch",
-}
 COLOURS = {"ksl": "#c0392b", "ksl-results": "#8e44ad", "sac_pixel": "#2c6fbb"}
-COLUMNS = ("method", "preset", "task", "seed", "env_steps", "decisions", "updates", "episode")
+LINES = {"native": "-", "torch": ":"}
 
 
-def rows_of(run: Run) -> list[dict[str, object]]:
+class Curve(NamedTuple):
+    """Which run, and its returns by env_steps."""
+
+    method: str
+    preset: str
+    task: str
+    seed: int
+    backend: str
+    rows: list[dict[str, Any]]
+
+    @property
+    def means(self) -> dict[int, float]:
+        return {row["env_steps"]: float(np.mean(row["returns"])) for row in self.rows}
+
+
+def curve_of(folder: Path) -> Curve:
+    run = Run.open(folder)
     experiment = run.experiment
-    identity = {
-        "method": experiment.method.name,
-        "preset": experiment.preset,
-        "task": experiment.env.task,
-        "seed": experiment.seed,
-    }
-    return [
-        identity
-        | {name: row[name] for name in ("env_steps", "decisions", "updates")}
-        | {"episode": episode, "return": round(value, 4)}
-        for row in run.evaluations()
-        for episode, value in enumerate(row["returns"])
-    ]
-
-
-def paper_curve(task: str, method: str = "KSL") -> tuple[list[int], np.ndarray, np.ndarray]:
-    text = files("kstep").joinpath("data/ksl_paper_curves.csv").read_text()
-    rows = [
-        row
-        for row in csv.DictReader(text.splitlines())
-        if row["task"] == PAPER_NAMES[task] and row["method"] == method
-    ]
-    steps = [int(row["env_steps"]) for row in rows]
-    return (
-        steps,
-        np.array([float(r["mean"]) for r in rows]),
-        np.array([float(r["std"]) for r in rows]),
+    return Curve(
+        experiment.method.name,
+        experiment.preset,
+        experiment.env.task,
+        experiment.seed,
+        run.encoder_backend or "",
+        run.evaluations(),
     )
 
 
-def draw(rows: list[dict[str, object]], target: Path) -> None:
-    tasks = {str(row["task"]) for row in rows}
-    (task,) = tasks
-    curves: dict[tuple[str, str, int], dict[int, list[float]]] = defaultdict(dict)
-    for row in rows:
-        key = (str(row["method"]), str(row["preset"]), int(str(row["seed"])))
-        curve = curves[key].setdefault(int(str(row["env_steps"])), [])
-        curve.append(float(str(row["return"])))
-    last = max(step for curve in curves.values() for step in curve)
+def write(curves: list[Curve], target: Path) -> None:
+    identity = ("method", "preset", "task", "seed", "backend")
+    counts = ("env_steps", "decisions", "updates")
+    with target.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([*identity, *counts, "episode", "return"])
+        for curve in curves:
+            for row in curve.rows:
+                for episode, value in enumerate(row["returns"]):
+                    known = (getattr(curve, name) for name in identity)
+                    reached = (row[name] for name in counts)
+                    writer.writerow([*known, *reached, episode, round(value, 4)])
 
+
+def draw(curves: list[Curve], target: Path) -> None:
+    (task,) = {curve.task for curve in curves}
+    last = max(step for curve in curves for step in curve.means)
+    steps, points = zip(
+        *((step, point) for step, point in published.curves()[task, "ksl"].items() if step <= last),
+        strict=True,
+    )
     figure, axes = plt.subplots(figsize=(7.2, 4.2), dpi=160)
-    steps, mean, spread = paper_curve(task)
-    shown = [i for i, step in enumerate(steps) if step <= last]
-    axes.fill_between(
-        [steps[i] for i in shown],
-        (mean - spread)[shown],
-        (mean + spread)[shown],
-        color="#999999",
-        alpha=0.25,
-        linewidth=0,
-    )
+    low, high = [p.mean - p.std for p in points], [p.mean + p.std for p in points]
+    axes.fill_between(steps, low, high, color="#999999", alpha=0.25, linewidth=0)
     axes.plot(
-        [steps[i] for i in shown],
-        mean[shown],
+        steps,
+        [p.mean for p in points],
         color="#666666",
         linestyle="--",
-        label="KSL, the paper (10 seeds, mean ± one standard deviation)",
+        label=f"KSL, the paper ({published.seeds()} seeds, mean ± one standard deviation)",
     )
-    for (method, preset, seed), curve in curves.items():
-        x = sorted(curve)
-        y = [float(np.mean(curve[step])) for step in x]
-        label = f"{method}, preset {preset}, seed {seed} (mean of {len(curve[x[0]])} episodes)"
-        axes.plot(x, y, marker="o", markersize=3.5, color=COLOURS.get(method), label=label)
+    backends = {curve.backend for curve in curves}
+    for curve in curves:
+        which = f"{curve.method}, preset {curve.preset}, seed {curve.seed}"
+        if len(backends) > 1:
+            which += f", {curve.backend} encoder"
+        axes.plot(
+            list(curve.means),
+            list(curve.means.values()),
+            marker="o",
+            markersize=3.5,
+            color=COLOURS.get(curve.method),
+            linestyle=LINES.get(curve.backend, "-") if len(backends) > 1 else "-",
+            label=which,
+        )
     axes.set_xlabel("env steps (simulator steps, action repeats counted)")
-    axes.set_ylabel("return")
+    axes.set_ylabel("return (mean of an evaluation's episodes)")
     axes.set_title(f"{task} from pixels", loc="left")
     axes.set_ylim(bottom=0)
     axes.set_xlim(0, last)
@@ -108,17 +109,31 @@ def draw(rows: list[dict[str, object]], target: Path) -> None:
     figure.savefig(target)
 
 
+def tell(curves: list[Curve]) -> None:
+    for curve in curves:
+        print(f"{curve.method}, preset {curve.preset}, seed {curve.seed}, {curve.backend}")
+        paper = published.curves()[curve.task, "ksl"]
+        for row in curve.rows:
+            returns = np.asarray(row["returns"])
+            step = row["env_steps"]
+            line = f"{step:>9,}  {returns.mean():6.1f} ± {returns.std(ddof=1):5.1f}"
+            if step in paper:
+                mean, std = paper[step]
+                away = (returns.mean() - mean) / std if std else float("nan")
+                place = "inside" if abs(returns.mean() - mean) <= std else "outside"
+                line += f"   paper {mean:6.1f} ± {std:5.1f}: {place} ({away:+.1f} deviations)"
+            print(line)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
-    rows = [row for folder in arguments.runs for row in rows_of(Run.open(folder))]
-    with arguments.out.with_suffix(".csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=[*COLUMNS, "return"], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    draw(rows, arguments.out.with_suffix(".png"))
+    curves = [curve_of(folder) for folder in arguments.runs]
+    write(curves, arguments.out.with_suffix(".csv"))
+    draw(curves, arguments.out.with_suffix(".png"))
+    tell(curves)
 
 
 if __name__ == "__main__":

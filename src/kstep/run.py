@@ -118,7 +118,10 @@ class Run:
             # Settings that this version does not know are another reason for all of these.
             raise KstepError(f"{path} cannot be read: {error}") from error
         if run.digest != found:
-            raise KstepError(f"{path} was changed by hand: its digest does not match")
+            raise KstepError(
+                f"{path} was changed by hand or written by another version of kstep: its digest "
+                f"{found} is not that of its settings, {run.digest}"
+            )
         return run
 
     @contextmanager

@@ -128,6 +128,15 @@ def test_a_state_that_was_changed_is_not_believed(tmp_path: Path) -> None:
     assert_same(whole, go(run.folder, experiment()))
 
 
+def test_settings_that_are_not_those_of_the_digest_are_refused(tmp_path: Path) -> None:
+    run = go(tmp_path / "run", experiment(env_steps=40))
+    data = json.loads((run.folder / "config.json").read_text())
+    data["experiment"]["seed"] += 1
+    write_json(run.folder / "config.json", data)
+    with pytest.raises(KstepError, match=rf"by hand or .* another version .* {run.digest} is not"):
+        Run.open(run.folder)
+
+
 @pytest.mark.parametrize("name", ["metrics.jsonl", "evaluations.jsonl"])
 @pytest.mark.parametrize("env_steps", [60, 70])  # done already, and to be continued
 def test_a_log_that_was_changed_is_not_vouched_for(

@@ -12,9 +12,9 @@ import pytest
 from rich.console import Console
 from scipy import stats
 
+from kstep import published
 from kstep.analysis.comparisons import COMPARISONS, paper_return
 from kstep.analysis.returns import summary, table_marks
-from kstep.analysis.tables import paper_curves, reference
 from kstep.cli import main
 from kstep.config import FrozenEncoder, resolve
 from kstep.envs import tasks
@@ -55,7 +55,7 @@ def asked(name: str, folders: list[Path], output: Path, *options: str) -> list[d
 
 
 def test_the_grid_is_the_papers_table(tmp_path: Path) -> None:
-    paper = reference("ablation_k_l_cheetah_run")
+    paper = published.table("ablation_k_l_cheetah_run")
     folders = []
     for k in (1, 3, 5):
         for l in (0, 1, 2):  # noqa: E741 - the paper's letter
@@ -105,7 +105,7 @@ def test_methods_stand_beside_the_papers(
     for method, row in rows.items():
         assert float(row["mean"]) == np.mean(scores[method])
         table = "tangential" if method in ("pi_sac", "proto_rl") else "main"
-        theirs = reference(table)["steps_100k"][task].get(
+        theirs = published.table(table)["steps_100k"][task].get(
             {"proto_rl": "prl"}.get(method, method), {"mean": np.nan}
         )
         assert float(row["paper_mean"]) == pytest.approx(theirs["mean"], nan_ok=True)
@@ -133,7 +133,7 @@ def test_encoders_are_judged_on_other_tasks_than_their_own(tmp_path: Path) -> No
 
 
 def test_the_papers_curves_are_known_by_our_names() -> None:
-    found = paper_curves()
+    found = published.curves()
     assert {task for task, _ in found} == set(TASKS) <= set(tasks.names())
     assert {method for _, method in found} == {"ksl", "rad", "drq", "curl", "sac_ae"}
     point = paper_return("finger_spin", "ksl-cpu", 20_000)

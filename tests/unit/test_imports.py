@@ -10,7 +10,7 @@ import kstep
 SOURCE = Path(kstep.__file__).parent
 
 LAYERS = [
-    {"errors", "faults", "types", "rng", "files"},
+    {"errors", "faults", "types", "rng", "files", "published"},
     {"nets", "native", "optimizers", "augment", "replay", "envs"},
     {"rl", "auxiliary"},
     {"methods", "batches", "agent", "config"},

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kstep import published
 from kstep.analysis.returns import (
     Cell,
     Paper,
@@ -27,7 +28,7 @@ from kstep.analysis.returns import (
     summary,
     table_marks,
 )
-from kstep.analysis.tables import Row, base_of, paper_curves, reference, write_table
+from kstep.analysis.tables import Row, base_of, write_table
 from kstep.auxiliary.ksl import KSLConfig
 from kstep.encoders import label_of
 from kstep.run import Run
@@ -122,25 +123,25 @@ def paper_return(task: str, label: str, mark: int) -> Cell | None:
     """Return a cell of the paper's two tables of returns or, between their marks, of its curves."""
     method = base_of(label)
     for table, names in (("main", {}), ("tangential", {"proto_rl": "prl"})):
-        data = reference(table)
+        data = published.table(table)
         found = data.get(MARKS.get(mark, ""), {}).get(task, {}).get(names.get(method, method))
         if found:
             return Cell(found["mean"], found["std"], data["seeds"])
-    point = paper_curves().get((task, method), {}).get(mark)
-    return Cell(point[0], point[1], reference("main")["seeds"]) if point else None
+    point = published.curves().get((task, method), {}).get(mark)
+    return Cell(point.mean, point.std, published.seeds()) if point else None
 
 
 def paper_grid(task: str, label: str, mark: int) -> Cell | None:
     if task != GRID_TASK or mark not in MARKS:
         return None
-    data = reference("ablation_k_l_cheetah_run")
+    data = published.table("ablation_k_l_cheetah_run")
     k, _, l = base_of(label).partition("-")  # noqa: E741 - the paper's letter
     found = data[MARKS[mark]].get(k, {}).get(l)
     return Cell(found[0], found[1], data["seeds"]) if found else None
 
 
 def paper_generalization(task: str, label: str, mark: int) -> Cell | None:
-    data = reference("generalization_100k")
+    data = published.table("generalization_100k")
     found = data["rows"].get(task, {}).get(base_of(label))
     if mark != 100_000 or not found:
         return None

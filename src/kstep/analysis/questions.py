@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from kstep import encoders
+from kstep import encoders, published
 from kstep.analysis import (
     collapse,
     gradients,
@@ -36,7 +36,7 @@ from kstep.analysis import (
     temporal,
 )
 from kstep.analysis.evaluation_set import EncodeImages, EvaluationSet, checked
-from kstep.analysis.tables import Row, base_of, reference, write_table
+from kstep.analysis.tables import Row, base_of, write_table
 from kstep.encoders import SavedEncoder
 from kstep.play import opened
 from kstep.run import Run
@@ -308,7 +308,7 @@ def _changes(tables: Tables) -> Tables:
     changes: list[Row] = []
     for change in perturbation.changes_in_sensitivity(tables["perturbation"]):
         kind = str(change["perturbation"])
-        paper = reference("sensitivity_change").get(base_of(str(change["label"])), {})
+        paper = published.table("sensitivity_change").get(base_of(str(change["label"])), {})
         changes.append({**change, "paper": paper.get(column.get(kind, kind), float("nan"))})
     # A single encoder has nothing to change from.
     changes = [change for change in changes if not np.isnan(float(change["distance"]))]

@@ -1,20 +1,19 @@
 """The KSL paper's own numbers, and ours beside them.
 
-In: the tables that ship as package data. Out: cells as summaries, the paper's stars as printed and
-as its printed means and deviations give them, and a word for where a result of ours stands.
+In: the tables and curves that ship (`published`). Out: cells as summaries, the paper's stars as
+printed and as its printed means and deviations give them, and a word for where a result of ours
+stands.
 """
 
 from __future__ import annotations
 
-import csv
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
+from kstep import published
 from kstep.report.statistics import Summary, best_against_others, stars, welch
 from kstep.types import KstepError
 
@@ -66,13 +65,6 @@ PRINTED_STARS: Mapping[tuple[str, int], Mapping[str, str]] = MappingProxyType(
 """Beside KSL's cell in the paper's two tables of returns."""
 
 
-@cache
-def _data() -> dict[str, Any]:
-    text = files("kstep").joinpath("data/reference_results.json").read_text()
-    data: dict[str, Any] = json.loads(text)
-    return data
-
-
 def cells(table: str, mark: int) -> dict[str, dict[str, Summary]]:
     """Return the paper's table as task -> method -> summary."""
     if table not in TABLES or mark not in MARKS:
@@ -80,7 +72,7 @@ def cells(table: str, mark: int) -> dict[str, dict[str, Summary]]:
             f"the paper has no table '{table}' at {mark:,} env steps; it has "
             f"{', '.join(TABLES)} at {', '.join(f'{m:,}' for m in MARKS)}"
         )
-    data = _data()[table]
+    data = published.table(table)
     return {
         task: {
             NAMES.get(name, name): Summary(float(cell["mean"]), float(cell["std"]), data["seeds"])
@@ -90,30 +82,14 @@ def cells(table: str, mark: int) -> dict[str, dict[str, Summary]]:
     }
 
 
-CURVE_TASKS: Mapping[str, str] = MappingProxyType(
-    {
-        "Finger, Spin": "finger_spin",
-        "Cartpole, Swingup": "cartpole_swingup",
-        "Reacher, Easy": "reacher_easy",
-        "Cheetah, Run": "cheetah_run",
-        "Walker, Walk": "walker_walk",
-        "Ball in Cup, Catch": "ball_in_cup_catch",
-    }
-)
-"""The names in the paper's figures, and ours."""
-
-
 @cache
 def curves() -> dict[tuple[str, str], dict[int, Summary]]:
     """Return the paper's main curves as (task, method) -> env_steps -> summary."""
-    text = files("kstep").joinpath("data/ksl_paper_curves.csv").read_text()
-    seeds = _data()["main"]["seeds"]
-    found: dict[tuple[str, str], dict[int, Summary]] = {}
-    for row in csv.DictReader(text.splitlines()):
-        key = (CURVE_TASKS[row["task"]], row["method"].lower().replace("-", "_"))
-        cell = Summary(float(row["mean"]), float(row["std"]), seeds)
-        found.setdefault(key, {})[int(row["env_steps"])] = cell
-    return found
+    seeds = published.seeds()
+    return {
+        key: {step: Summary(point.mean, point.std, seeds) for step, point in curve.items()}
+        for key, curve in published.curves().items()
+    }
 
 
 @dataclass(frozen=True)
