@@ -469,6 +469,11 @@ def digest(experiment: Experiment) -> str:
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
 
 
+def setting(experiment: Experiment) -> str:
+    """Return the digest of all settings but the seed: what the runs of one curve share."""
+    return digest(replace(experiment, seed=0))
+
+
 def difference(left: Any, right: Any) -> list[tuple[str, Any, Any]]:
     """Return (key, left value, right value) wherever two configurations differ."""
     flat_left, flat_right = dict(_flat(encode(left))), dict(_flat(encode(right)))

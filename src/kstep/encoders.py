@@ -22,7 +22,15 @@ from kstep import augment, native
 from kstep.agent import Agent
 from kstep.analysis.gradients import Angle, live_angles
 from kstep.augment import AugmentConfig
-from kstep.config import FrozenEncoder, decode, encode
+from kstep.config import (
+    Experiment,
+    FrozenEncoder,
+    decode,
+    digest,
+    encode,
+    resolve,
+    setting,
+)
 from kstep.files import sha256, write_atomically
 from kstep.nets.encoder import Encoder, EncoderConfig, build_encoder, native_shape
 from kstep.run import Run
@@ -173,12 +181,32 @@ def of_agent(run: Run, agent: Agent, counts: Counts) -> SavedEncoder:
     )
 
 
+def mark_of(path: Path) -> int:
+    """Return the env_steps that an encoder was saved for."""
+    return int(_about(path)["mark"])
+
+
 def saved_in(folder: Path) -> list[Path]:
     """Return the encoders of a run, oldest first."""
     return sorted((folder / "encoders").glob("[0-9]*.safetensors"))
 
 
-def label_of(run: Run, name: str | None = None) -> str:
-    """Return a run's method, or another name for it, with the preset unless it is the paper's."""
-    name, preset = name or run.experiment.method.name, run.experiment.preset
-    return name if preset == "paper" else f"{name}-{preset}"
+def label_of(run: Run) -> str:
+    """Return a run's method, with the preset unless it is the paper's, and with a digest where
+    settings were changed: such runs are something of their own."""
+    experiment = run.experiment
+    label = with_preset(experiment.method.name, experiment)
+    plain = resolve(
+        experiment.method.name,
+        experiment.env.task,
+        preset=experiment.preset,
+        seed=experiment.seed,
+        env_steps=experiment.env_steps,
+        frozen_encoder=experiment.frozen_encoder,
+    )
+    return label if digest(plain) == run.digest else f"{label}-{setting(experiment)[:6]}"
+
+
+def with_preset(name: str, experiment: Experiment) -> str:
+    """Return a name with the experiment's preset, unless that is the paper's."""
+    return name if experiment.preset == "paper" else f"{name}-{experiment.preset}"

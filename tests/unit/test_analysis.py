@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,8 +12,9 @@ from scipy.stats import kstest, norm, ortho_group
 
 from kstep.analysis import fit
 from kstep.analysis.collapse import collapse, effective_rank, uniformity
-from kstep.analysis.gradients import angles, direction, gradients, live_angles
-from kstep.analysis.horizon import horizon
+from kstep.analysis.evaluation_set import EvaluationSet
+from kstep.analysis.gradients import Angle, angles, direction, gradients, live_angles
+from kstep.analysis.horizon import horizon, predictions
 from kstep.analysis.perturbation import (
     PERTURBATIONS,
     changes_in_sensitivity,
@@ -26,6 +30,9 @@ from kstep.analysis.saliency import Saliency, attention, overlay, sensitivity, s
 from kstep.analysis.spread import share, spread
 from kstep.analysis.state_probe import state_probe
 from kstep.analysis.temporal import temporal
+from kstep.auxiliary.ksl import KSL
+from kstep.nets.encoder import EncoderConfig, PixelEncoder
+from kstep.types import KstepError
 from tests.make import agent_and_replay
 
 RNG = np.random.default_rng(5)
@@ -135,6 +142,16 @@ def test_changes_in_sensitivity_by_hand() -> None:
     (change,) = changes_in_sensitivity(rows[::-1])
     assert change["distance"] == pytest.approx((1.5 + 0.0) / 2)
     assert change["normalized"] == pytest.approx(0.075)
+    assert (change["seeds"], change["every"]) == (2, 10)
+    # Neither the untrained encoder nor the last one, closer to the one before, belongs in it.
+    odd = [{**rows[0], "env_steps": at, "distance": 99.0} for at in (0, 33)]
+    assert changes_in_sensitivity([*odd, *rows]) == [change]
+    # Tasks are told apart.
+    other = [{**row, "task": "u", "distance": 7.0} for row in rows]
+    both = changes_in_sensitivity([*rows, *other])
+    assert [(c["task"], c["distance"]) for c in both] == [("t", change["distance"]), ("u", 0.0)]
+    (alone,) = changes_in_sensitivity(rows[:1])
+    assert np.isnan(float(alone["distance"]))
 
 
 STACKS = RNG.integers(60, 200, (5, 3, 24, 24, 3)).astype(np.uint8)
@@ -162,7 +179,21 @@ def test_perturbed_images() -> None:
     assert noisy(np.zeros((1, 1, 8, 8, 3), np.uint8), rng).min() == 0  # cut off, not wrapped round
     assert noisy(np.zeros((1, 1, 64, 64, 3), np.uint8), rng).max() < 230
     assert (mirrored(mirrored(STACKS, rng), rng) == STACKS).all()
-    assert translated(STACKS, rng).shape == STACKS.shape
+
+
+def test_translated_images_are_moved_by_up_to_four_pixels_and_their_border_repeated() -> None:
+    many = np.repeat(STACKS[:1], 300, axis=0)
+    padded = np.pad(STACKS[0], ((0, 0), (4, 4), (4, 4), (0, 0)), mode="edge")
+    moved = {
+        (down, across): padded[:, down : down + 24, across : across + 24]
+        for down in range(9)
+        for across in range(9)
+    }
+    found = set()
+    for version in translated(many, np.random.default_rng(1)):
+        (place,) = [where for where, image in moved.items() if np.array_equal(image, version)]
+        found.add(place)
+    assert {down for down, _ in found} == {across for _, across in found} == set(range(9))
 
 
 def test_principal_components_of_a_known_cloud() -> None:
@@ -174,6 +205,12 @@ def test_principal_components_of_a_known_cloud() -> None:
     assert narrow.shape == (2_000, 3)
     assert shares == pytest.approx([1, 0, 0])
     assert (principal_components(CONSTANT)[1] == 0).all()
+    wide = RNG.normal(size=(20, 50))  # more dimensions than states
+    components, shares = principal_components(wide)
+    _, values, _ = np.linalg.svd(wide - wide.mean(axis=0))
+    assert shares == pytest.approx(values[:3] ** 2 / (values**2).sum())
+    assert np.linalg.norm(components, axis=0) == pytest.approx(values[:3])
+    assert np.abs(components.T @ components - np.diag(values[:3] ** 2)).max() < 1e-6
 
 
 def test_separability_of_known_latents() -> None:
@@ -197,6 +234,10 @@ def test_collapse_of_known_latents() -> None:
     assert collapse(CONSTANT).effective_rank == 1.0
     assert collapse(CONSTANT).uniformity == pytest.approx(0.0)
     assert collapse(CONSTANT).spread_largest == pytest.approx(0.0, abs=1e-12)
+    rounded = (0.3 + 1e-7 * LATENTS).astype(np.float32)  # equal up to float32's last bits
+    assert effective_rank(rounded) == 1.0
+    assert np.isnan(share(1e-7, rounded))
+    assert effective_rank(0.3 + 1e-3 * LATENTS) > 5.0
     axes = np.concatenate((np.eye(D), -np.eye(D)))
     assert effective_rank(axes) == pytest.approx(D)
     line = np.outer(REWARD, np.arange(1, D + 1))
@@ -270,7 +311,36 @@ def test_live_optimizers(method: str, shared: int) -> None:
             "head.1.weight",
             "head.1.bias",
         ]
-        assert all(-1 <= angle.cosine <= 1 for angle in found.values())
+
+
+@pytest.mark.parametrize("method", ["ksl", "curl", "ksl-conv"])
+def test_angles_are_those_between_the_steps_that_were_taken(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent, replay = agent_and_replay(method)
+    moved: dict[str, dict[str, torch.Tensor]] = {}
+    step = agent.optimizers._step
+
+    def watched(name: str, gradients: Sequence[torch.Tensor | None]) -> None:
+        before = {key: p.detach().clone() for key, p in agent.encoder.named_parameters()}
+        step(name, gradients)
+        moved[name] = {key: p.detach() - before[key] for key, p in agent.encoder.named_parameters()}
+
+    monkeypatch.setattr(agent.optimizers, "_step", watched)
+    for _ in range(3):
+        agent.update(replay)
+    found = live_angles(agent.optimizers, agent.encoder)
+    assert found
+    for key, angle in found.items():
+        one, other = (moved[name][key].double().flatten() for name in ("critic", "auxiliary"))
+        taken = float(torch.cosine_similarity(one, other, dim=0))
+        assert angle.cosine == pytest.approx(taken, abs=2e-3)
+
+
+def test_a_parameter_that_does_not_move_has_no_say_in_the_mean() -> None:
+    moving, still = Angle(0.5, (1.0, 1.0), False), Angle(0.0, (0.0, 1.0), False)
+    assert gradients({"a": moving, "b": still}).mean == 0.5
+    assert np.isnan(gradients({"b": still}).mean)
 
 
 def test_horizon_of_known_predictions() -> None:
@@ -286,6 +356,41 @@ def test_horizon_of_known_predictions() -> None:
     assert horizon(fades, reached, start).steps == 2
     opposite = horizon(-reached, reached, start)
     assert opposite.model == pytest.approx(np.full(5, 4.0))
+
+
+def test_predictions_go_with_the_actions_taken_and_the_states_reached() -> None:
+    agent, _ = agent_and_replay("ksl")
+    assert isinstance(agent.task, KSL)
+    size, episode = agent.spec.frame_shape[0], np.repeat([0, 1], [6, 5])
+    on = EvaluationSet(
+        frames={size: RNG.integers(0, 256, (11, size, size, 3)).astype(np.uint8)},
+        action=RNG.uniform(-1, 1, (11, agent.spec.action_dim)).astype(np.float32),
+        reward=np.zeros(11),
+        state=np.zeros((11, 1)),
+        quantities=("none",),
+        episode=episode,
+        stack=agent.method.stack,
+    )
+    predicted, reached, start = predictions(agent, on, 4)
+    begins = [0, 1, 5 + 1]  # those with four more states in their episode
+    assert predicted.shape[:2] == reached.shape[:2] == (3, 4)
+    with torch.no_grad():
+        for index, begin in enumerate(begins):
+            views = torch.from_numpy(on.stacks(np.arange(begin, begin + 5)))
+            target = agent.task.targets(agent.task_encoder, views[:, None])[:, 0].numpy()
+            assert start[index] == pytest.approx(target[0], abs=1e-5)
+            assert reached[index] == pytest.approx(target[1:], abs=1e-5)
+            latent = agent.encoder(views[:1])
+            for j in range(4):
+                action = torch.from_numpy(on.action[begin + j : begin + j + 1])
+                latent = agent.task.transition(latent, action, [])
+                wanted = agent.task.predictor(agent.task.projector(latent))[0].numpy()
+                assert predicted[index, j] == pytest.approx(wanted, abs=1e-5)
+    with pytest.raises(KstepError, match="longer than 9 decisions"):
+        predictions(agent, on, 9)
+    foreign = replace(on, action=np.zeros((11, 5), np.float32))
+    with pytest.raises(KstepError, match="actions have 5 numbers, the agent's 2"):
+        predictions(agent, foreign, 4)
 
 
 def test_sensitivity_of_an_encoder_that_sees_one_corner() -> None:
@@ -312,13 +417,27 @@ def test_sensitivity_estimates_the_norm_of_the_jacobian() -> None:
 def test_attention_is_where_the_map_is_active() -> None:
     maps = np.zeros((2, 6, 6, 4))
     maps[:, 0, 0] = 2.0
-    enlarged = attention(maps, 24, 24)
+    enlarged = attention(maps, (2, 2), 24, 24)
     assert enlarged.shape == (2, 24, 24)
-    assert enlarged[0].argmax() == 0
-    assert enlarged.max() == pytest.approx(4.0)
+    assert enlarged[0, 3, 3] == enlarged.max() == pytest.approx(4.0)  # the middle of 7 pixels
+    assert enlarged[0, 3, 5] == pytest.approx(2.0)  # half way to the next unit
+    assert not enlarged[:, 7:].any()
     even, focused = np.ones((2, 10, 10)), np.zeros((2, 10, 10))
     focused[:, 0] = 1.0
     assert Saliency(even, focused).focus == pytest.approx((0.1, 1.0))
+
+
+@pytest.mark.parametrize("strides", [(2, 1, 1, 1), (2, 2, 1, 1)])
+def test_attention_lies_on_what_an_encoder_sees(strides: tuple[int, ...]) -> None:
+    config = EncoderConfig(strides=strides)  # its first weights look only at the middle pixel
+    encoder = PixelEncoder(config, (84, 84, 3), 1)
+    for row, column in ((15, 43), (59, 67)):
+        image = np.zeros((1, 1, 84, 84, 3), np.uint8)
+        image[:, :, row, column] = 255
+        with torch.no_grad():
+            active = encoder.features(torch.from_numpy(image)).view(-1, *encoder.feature_shape)
+        seen = attention(active.numpy(), strides, 84, 84)[0]
+        assert np.unravel_index(seen.argmax(), seen.shape) == (row, column)
 
 
 def test_overlays_are_pictures() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 from scipy import stats
 
-from kstep import published
+from kstep import encoders, published
 from kstep.analysis.comparisons import COMPARISONS, paper_return
 from kstep.analysis.returns import summary, table_marks
 from kstep.cli import main
@@ -34,9 +34,10 @@ def evaluated(
     returns: dict[int, list[float]],
     source: str | None = None,
     preset: str = "paper",
+    age: int = 100_000,
 ) -> Path:
     """A run folder as training would leave it, with these returns."""
-    frozen = FrozenEncoder("0" * 64, "ksl", source, seed, 100_000) if source else None
+    frozen = FrozenEncoder("0" * 64, "ksl", source, seed, age) if source else None
     experiment = resolve(
         method, task, preset=preset, seed=seed, env_steps=500_000, frozen_encoder=frozen
     )
@@ -165,7 +166,19 @@ def test_what_does_not_belong_is_refused(tmp_path: Path) -> None:
     same = evaluated(tmp_path / "same", "ksl", "walker_walk", 1, {0: [2.0]})
     other = evaluated(tmp_path / "other", "drq", "walker_walk", 1, {0: [2.0]})
     none = evaluated(tmp_path / "none", "drq", "walker_walk", 2, {})
+    conv = evaluated(tmp_path / "conv", "ksl-conv", "walker_walk", 1, {0: [2.0]})
+    young, old, drq = (
+        evaluated(tmp_path / name, method, "walker_walk", 1, {0: [1.0]}, source, age=age)
+        for name, method, source, age in (
+            ("young", "sac_pixel", "cheetah_run", 5_000),
+            ("old", "sac_pixel", "finger_spin", 100_000),
+            ("drq", "drq", "finger_spin", 100_000),
+        )
+    )
     for name, folders, complaint in (
+        ("k-l-grid", [conv], "not ksl with another k and l: encoder.head is 'conv"),
+        ("generalization", [young, old], "trained for 5,000 env steps, some for 100,000"),
+        ("generalization", [drq], "has drq on its frozen encoder"),
         ("main", [one, same], "compare one of them"),
         ("main", [none], "not evaluated yet"),
         ("optimizers", [one, other], "this compares ksl, ksl-one-optimizer"),
@@ -177,15 +190,53 @@ def test_what_does_not_belong_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_from_training_to_the_table_at_the_debug_size(tmp_path: Path) -> None:
-    folders = []
-    for method in ("ksl", "ksl-k1-l1"):
-        experiment = resolve(method, "toy_reach", preset="debug", env_steps=60)
-        experiment = replace(experiment, seed=3)
-        train(Run.prepare(tmp_path / method, experiment), Runtime(threads=1), Console(quiet=True))
-        folders.append(tmp_path / method)
-    rows = asked("k-l-grid", folders, tmp_path / "out")
-    assert [row["label"] for row in rows] == ["k3-l0-debug", "k1-l1-debug"]
+@pytest.fixture(scope="module")
+def debug_runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Runs of the debug size, each trained when first asked for."""
+    root = tmp_path_factory.mktemp("runs")
+
+    def run_of(method: str, task: str = "toy_reach", frozen: Path | None = None) -> Path:
+        folder = root / f"{method}-{task}-{frozen is not None}"
+        if not folder.exists():
+            about = None if frozen is None else encoders.frozen(frozen)
+            experiment = resolve(
+                method, task, preset="debug", seed=3, env_steps=60, frozen_encoder=about
+            )
+            runtime = Runtime(threads=1, save_encoders_every=60, frozen_encoder=frozen)
+            train(Run.prepare(folder, experiment), runtime, Console(quiet=True))
+        return folder
+
+    return run_of
+
+
+@pytest.mark.parametrize(
+    ("name", "methods"),
+    [
+        ("main", ("ksl", "drq")),
+        ("tangential", ("ksl", "pi_sac", "proto_rl")),
+        ("k-l-grid", ("ksl", "ksl-k1-l1")),
+        ("conv-transition", ("ksl", "ksl-conv")),
+        ("optimizers", ("ksl", "ksl-one-optimizer")),
+    ],
+)
+def test_from_training_to_the_table_at_the_debug_size(
+    name: str, methods: tuple[str, ...], debug_runs: Callable[..., Path], tmp_path: Path
+) -> None:
+    folders = [debug_runs(method) for method in methods]
+    rows = asked(name, folders, tmp_path)
+    labels = ("k3-l0", "k1-l1") if name == "k-l-grid" else methods
+    assert [row["label"] for row in rows] == [f"{label}-debug" for label in labels]
     for folder, row in zip(folders, rows, strict=True):
         last = Run.open(folder).evaluations()[-1]
         assert float(row["mean"]) == pytest.approx(np.mean(last["returns"]), rel=1e-4)
+
+
+def test_from_training_to_another_task_at_the_debug_size(
+    debug_runs: Callable[..., Path], tmp_path: Path
+) -> None:
+    (*_, newest) = encoders.saved_in(debug_runs("ksl"))
+    carried = debug_runs("sac_pixel", "toy_glide", newest)
+    (row,) = asked("generalization", [carried], tmp_path)
+    assert (row["label"], row["task"], row["runs"]) == ("ksl-debug", "toy_glide", "1")
+    last = Run.open(carried).evaluations()[-1]
+    assert float(row["mean"]) == pytest.approx(np.mean(last["returns"]), rel=1e-4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +54,7 @@ def test_a_set_is_what_the_agent_went_through(runs: dict[str, Path], on: Path) -
     states = EvaluationSet.load(on)
     assert states.frames[48].shape == (len(states), 48, 48, 3)
     assert states.frames[64].shape == (len(states), 64, 64, 3)
+    large = make(EnvConfig("toy_reach", size=64), 0)
     assert states.quantities == ("dot x", "dot y", "target x", "target y")
     assert set(states.episode) == {0, 1, 2, 3}
     assert states.provenance["digest"] == Run.open(runs["ksl"]).digest
@@ -60,9 +62,12 @@ def test_a_set_is_what_the_agent_went_through(runs: dict[str, Path], on: Path) -
     env = make(EnvConfig("toy_reach", size=48), 0)
     for number, seed in enumerate(states.provenance["episode_seeds"]):
         frame, _ = env.reset(seed=seed)
+        drawn, _ = large.reset(seed=seed)
         for i in np.flatnonzero(states.episode == number):
             assert np.array_equal(frame, states.frames[48][i])
             assert list(env.quantities().values()) == pytest.approx(list(states.state[i]))
+            assert np.array_equal(drawn, states.frames[64][i])
+            drawn, *_ = large.step(states.action[i])
             frame, reward, *_ = env.step(states.action[i])
             assert reward == pytest.approx(states.reward[i])
     again = collect_from(runs["ksl"], episodes=4, sizes=[64])
@@ -185,8 +190,8 @@ def test_every_question_by_one_command(
     if question == "perturbation":
         with (tmp_path / "perturbation-changes.csv").open() as file:
             changes = {(r["label"], r["perturbation"]): r for r in csv.DictReader(file)}
-        assert float(changes["ksl-debug", "translation"]["paper"]) == 0.008
-        assert changes["ksl-debug", "noise"]["paper"] == changes["ksl-debug", "flipping"]["paper"]
+        change = changes["ksl-debug", "translation"]
+        assert (change["task"], change["every"], change["paper"]) == ("toy_reach", "60", "nan")
     if question == "reward-pca":
         page = (tmp_path / "reward-pca.html").read_text()
         (data,) = re.findall(r"const clouds = (.*);", page)
@@ -274,6 +279,70 @@ def test_a_wrong_encoder_is_told_what_is_wrong(on: Path) -> None:
             analyze(question, [plain], states)
     with pytest.raises(KstepError, match="unknown question"):
         analyze("why", [plain], states)
+    learning = torch.ones(1, requires_grad=True)
+    with pytest.raises(KstepError, match="array of numbers"):
+        analyze("temporal", [Subject("bad", lambda x: learning.expand(len(x), 1))], states)
+    with pytest.raises(KstepError, match="plain with seed 0 at 0 env_steps is there twice"):
+        analyze("temporal", [plain, plain], states)
+
+
+def test_the_papers_changes_in_sensitivity_stand_beside_its_own_task_only() -> None:
+    rows = [
+        {"label": "ksl-cpu", "task": task, "seed": 1, "env_steps": at, "perturbation": kind}
+        | {"distance": float(at), "normalized": 0.0}
+        for task in ("walker_walk", "cartpole_swingup")
+        for kind in ("translation", "noise", "flipping")
+        for at in (5, 10)
+    ]
+    tables = QUESTIONS["perturbation"].summarize({"perturbation": rows})
+    paper = {
+        (row["task"], row["perturbation"]): float(row["paper"])
+        for row in tables["perturbation-changes"]
+    }
+    assert paper["walker_walk", "translation"] == 0.008
+    assert paper["walker_walk", "noise"] == paper["walker_walk", "flipping"] > 0.0
+    assert np.isnan(paper["cartpole_swingup", "translation"])
+
+
+def test_marks_are_obeyed_or_refused(runs: dict[str, Path], tmp_path: Path) -> None:
+    (file,) = [f for f in encoders.saved_in(runs["ksl"]) if encoders.mark_of(f) == 120]
+    assert [s.env_steps for s in subjects([runs["ksl"], file], [120])] == [120, 120]
+    without = trained(tmp_path / "without", "ksl", 60, None)
+    for paths, at, whole, complaint in (
+        ([runs["ksl"]], [60, 90], False, "no encoder for 90 env_steps, but for 0, 60, 120, 130"),
+        ([file], [60], False, "is of 120 env_steps"),
+        ([without], [60], False, "saved no encoders for --at: .*--save-encoders-every"),
+        ([runs["ksl"]], [60], True, "takes no --at"),
+    ):
+        with pytest.raises(KstepError, match=complaint):
+            next(subjects(paths, at, whole_runs=whole))
+
+
+def test_runs_with_changed_settings_are_something_of_their_own(tmp_path: Path) -> None:
+    labels = []
+    for seed, overrides in ((1, ()), (1, ["method.auxiliary.k=2"]), (2, ["method.auxiliary.k=2"])):
+        changed = resolve("ksl", "toy_reach", preset="debug", seed=seed, overrides=overrides)
+        labels.append(encoders.label_of(Run(tmp_path, changed)))
+    assert labels[0] == "ksl-debug"
+    assert re.fullmatch(r"ksl-debug-[0-9a-f]{6}", labels[1])
+    assert labels[1] == labels[2]
+
+
+def test_figures_keep_tasks_apart(runs: dict[str, Path], on: Path, tmp_path: Path) -> None:
+    states = EvaluationSet.load(on)
+    (file,) = [f for f in encoders.saved_in(runs["ksl"]) if encoders.mark_of(f) == 120]
+    (one,) = subjects([file])
+    both = [one, replace(one, task="elsewhere")]
+    drawn = analyze("reward-pca", both, states).figure()
+    dots = [len(axes.collections[0].get_offsets()) for axes in drawn.axes if axes.get_title()]
+    assert dots == [len(states)] * 2
+    assert "toy_reach, seed 1" in drawn.axes[0].get_title()
+    names = [
+        text.get_text()
+        for text in analyze("state-probe", both, states).figure().axes[0].get_legend().get_texts()
+    ]
+    assert names == ["ksl-debug, toy_reach at 120", "ksl-debug, elsewhere at 120"]
+    assert len(analyze("saliency", both, states.first(1)).videos) == 2
 
 
 def test_a_constant_encoder_has_distance_0_and_rank_1(on: Path) -> None:

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from scipy.spatial.distance import pdist
 
 from kstep.analysis.curves import panels
-from kstep.analysis.spread import centred
+from kstep.analysis.spread import ROUNDING, centred
 from kstep.analysis.tables import Row
 from kstep.types import Array
 
@@ -60,7 +60,7 @@ def collapse(latents: Array) -> Collapse:
 def effective_rank(latents: Array) -> float:
     """Return exp of the entropy of the centred latents' normalized singular values."""
     values = np.linalg.svd(centred(latents), compute_uv=False)
-    values = values[values > 0.0]
+    values = values[values > ROUNDING * np.linalg.norm(latents)]
     if len(values) == 0:
         return 1.0
     shares = values / values.sum()

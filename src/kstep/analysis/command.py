@@ -12,7 +12,7 @@ from kstep import system
 from kstep.analysis.comparisons import COMPARISONS
 from kstep.analysis.evaluation_set import EvaluationSet
 from kstep.analysis.perturbation import STATES
-from kstep.analysis.questions import GROUPS, analyze_all, find, subjects
+from kstep.analysis.questions import GROUPS, QUESTIONS, analyze_all, find, subjects
 from kstep.types import KstepError
 
 
@@ -34,6 +34,9 @@ def run(
         for path in COMPARISONS[question].write(encoders, output, at):
             console.print(str(path), highlight=False)
         return
+    if question not in QUESTIONS and question not in GROUPS:
+        known = ", ".join((*QUESTIONS, *GROUPS, *COMPARISONS))
+        raise KstepError(f"unknown question '{question}'; there are {known}")
     asked = [find(name) for name in GROUPS.get(question, (question,))]
     states = None if on is None else EvaluationSet.load(on)
     if episodes is not None and states is not None:

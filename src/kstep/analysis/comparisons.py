@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kstep import published
@@ -30,7 +30,8 @@ from kstep.analysis.returns import (
 )
 from kstep.analysis.tables import Row, base_of, write_table
 from kstep.auxiliary.ksl import KSLConfig
-from kstep.encoders import label_of
+from kstep.config import difference, resolve
+from kstep.encoders import label_of, with_preset
 from kstep.run import Run
 from kstep.types import KstepError
 
@@ -56,6 +57,7 @@ class Comparison:
         rows = [row for row in rows_of(folders, self.identify) if row.get("source") != row["task"]]
         if not rows:
             raise KstepError("every run has an encoder of its own task: nothing was carried over")
+        _refuse_several_ages(rows)
         table = summary(rows, table_marks(rows, at, [*MARKS]), self.paper)
         output.mkdir(parents=True, exist_ok=True)
         text, picture = output / f"{self.name}.md", output / f"{self.name}.png"
@@ -67,6 +69,20 @@ class Comparison:
             text,
             picture,
         ]
+
+
+def _refuse_several_ages(rows: Sequence[Row]) -> None:
+    """Frozen encoders of one cell must have been trained equally long."""
+    ages: dict[object, int] = {}
+    for row in rows:
+        if "source_env_steps" in row:
+            age = int(row["source_env_steps"])
+            known = ages.setdefault(row["label"], age)
+            if known != age:
+                raise KstepError(
+                    f"some encoders of {row['label']} were trained for {known:,} env steps, some "
+                    f"for {age:,}; their returns do not belong in one mean"
+                )
 
 
 def by_method(run: Run) -> Row:
@@ -92,17 +108,32 @@ def only(*methods: str) -> Callable[[Run], Row]:
 
 
 def by_k_and_l(run: Run) -> Row:
-    task = run.experiment.method.auxiliary
+    experiment, method = run.experiment, run.experiment.method
+    task = method.auxiliary
     if not isinstance(task, KSLConfig):
-        raise KstepError(f"{run.folder} is {run.experiment.method.name}, which has no k and l")
-    cell = f"k{task.k}-l{task.knowledge_sharing}"
-    return {**by_method(run), "label": label_of(run, cell)}
+        raise KstepError(f"{run.folder} is {method.name}, which has no k and l")
+    plain = resolve("ksl", experiment.env.task, preset=experiment.preset).method
+    assert isinstance(plain.auxiliary, KSLConfig)
+    cell = replace(plain.auxiliary, k=task.k, knowledge_sharing=task.knowledge_sharing)
+    changed = replace(plain, name=method.name, summary=method.summary, auxiliary=cell)
+    more = difference(method, changed)
+    if more:
+        key, here, there = more[0]
+        raise KstepError(
+            f"{run.folder} is {method.name}, which is not ksl with another k and l: {key} is "
+            f"{here!r}, not {there!r}"
+        )
+    label = with_preset(f"k{task.k}-l{task.knowledge_sharing}", experiment)
+    return {**by_method(run), "label": label}
 
 
 def by_source(run: Run) -> Row:
     source = run.experiment.frozen_encoder
     if source is None:
         raise KstepError(f"{run.folder} has no frozen encoder: kstep train --frozen-encoder FILE")
+    on_top = run.experiment.method.name
+    if on_top != "sac_pixel":
+        raise KstepError(f"{run.folder} has {on_top} on its frozen encoder; this is of sac_pixel")
     return {
         "label": source.label,
         "source": source.task,

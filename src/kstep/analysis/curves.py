@@ -11,7 +11,9 @@ from matplotlib.figure import Figure
 from kstep.analysis.tables import Row, deviation
 
 
-def panels(rows: Sequence[Row], titles: Mapping[str, str], level: str | None = None) -> Figure:
+def panels(
+    rows: Sequence[Row], titles: Mapping[str, str], level: str | None = None, *, log: bool = False
+) -> Figure:
     """Draw one panel per column in `titles`; `level` is a column to draw as a dashed line."""
     shown = Figure(figsize=(4.6 * len(titles), 3.4), layout="constrained")
     for axes, (column, title) in zip(
@@ -20,6 +22,9 @@ def panels(rows: Sequence[Row], titles: Mapping[str, str], level: str | None = N
         lines(axes, rows, column)
         if level is not None:
             axes.axhline(float(rows[0][level]), color="grey", linestyle="--", label=level)
+        # A perfect prediction has no logarithm: what is smaller than a millionth looks like one.
+        if log:
+            axes.set_yscale("symlog", linthresh=1e-6)
         axes.set(title=title, xlabel="env_steps")
         axes.legend(fontsize="small")
     return shown

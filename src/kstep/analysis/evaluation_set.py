@@ -172,7 +172,10 @@ class EvaluationSet:
 
 def checked(latents: Array, states: int) -> Array:
     """Return latents as an array (B, D) of finite numbers, or say what is wrong with an encoder."""
-    latents = np.asarray(latents)
+    try:
+        latents = np.asarray(latents)
+    except (RuntimeError, TypeError, ValueError) as error:  # such as a tensor that needs gradients
+        raise KstepError(f"an encoder must return an array of numbers: {error}") from error
     if latents.ndim != 2 or len(latents) != states:
         raise KstepError(
             f"an encoder must return one vector per state, ({states}, D), not {latents.shape}"

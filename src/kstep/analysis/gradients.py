@@ -92,11 +92,17 @@ def gradients(found: Mapping[str, Angle]) -> Gradients:
     inner = sum(angle.inner for angle in found.values())
     return Gradients(
         pooled=inner / product if product > 0.0 else float("nan"),
-        mean=float(np.mean(each)),
-        mean_without_norms=float(np.mean(plain)),
+        mean=_mean(each),
+        mean_without_norms=_mean(plain),
         conflicts=sum(cosine < 0.0 for cosine in each),
         tensors=len(each),
     )
+
+
+def _mean(cosines: Sequence[float]) -> float:
+    """Return the mean of those there are: a parameter that does not move has none."""
+    known = [cosine for cosine in cosines if not np.isnan(cosine)]
+    return float(np.mean(known)) if known else float("nan")
 
 
 def live_angles(optimizers: Optimizers, encoder: nn.Module) -> dict[str, Angle]:
@@ -144,7 +150,7 @@ def figure(rows: Sequence[Row], layers: Sequence[Row]) -> Figure:
     lines(left, rows, "pooled")
     left.set(title="all encoder parameters at once")
     lines(middle, rows, "mean_without_norms")
-    middle.set(title="mean per tensor, no LayerNorm (paper)")
+    middle.set(title="mean per tensor, no LayerNorm (notebook)")
     renamed = [{**row, "label": f"{row['label']} {row['tensor']}"} for row in layers]
     lines(right, renamed, "cosine")
     right.set(title="per tensor")

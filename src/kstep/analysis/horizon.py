@@ -51,6 +51,11 @@ def predictions(agent: Agent, on: EvaluationSet, ahead: int) -> tuple[Array, Arr
     task = agent.task
     if not isinstance(task, KSL):
         raise KstepError(f"'{agent.method.name}' has no transition model of KSL to ask")
+    if on.action.shape[1] != agent.spec.action_dim:
+        raise KstepError(
+            f"the evaluation set's actions have {on.action.shape[1]} numbers, the agent's "
+            f"{agent.spec.action_dim}: collect one on the agent's own task"
+        )
     starts = np.flatnonzero(on.episode[:-ahead] == on.episode[ahead:])
     if len(starts) == 0:
         raise KstepError(f"no episode of the evaluation set is longer than {ahead} decisions")
@@ -95,7 +100,7 @@ def figure(rows: Sequence[Row]) -> Figure:
             == (label, task, seed, env_steps)
         ]
         ahead = [int(row["ahead"]) for row in own]
-        name = f"{label} seed {seed} at {env_steps:,}"
+        name = f"{label} {task} seed {seed} at {env_steps:,}"
         (line,) = axes.plot(ahead, [float(row["model"]) for row in own], label=name)
         still = [float(row["still"]) for row in own]
         axes.plot(ahead, still, color=line.get_color(), linestyle="--")

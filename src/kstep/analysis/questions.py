@@ -206,24 +206,31 @@ def analyze_all(
     asked = [find(name) for name in questions]
     tables: dict[str, Tables] = {question.name: {} for question in asked}
     videos: dict[str, dict[str, Array]] = {question.name: {} for question in asked}
-    count = 0
+    known: set[tuple[str | int, ...]] = set()
     for subject in subjects:
-        count += 1
+        identity = tuple(subject.identity.values())
+        if identity in known:
+            raise KstepError(
+                f"{subject.label}{subject.task and f' on {subject.task}'} with seed {subject.seed} "
+                f"at {subject.env_steps:,} env_steps is there twice; it would count twice"
+            )
+        known.add(identity)
         about = Asked(subject, on, perturbed)
         for question in asked:
             found = question.ask(about)
             for name, rows in found.tables.items():
                 tables[question.name].setdefault(name, []).extend(rows)
             if found.video is not None:
-                name = f"{subject.label}-seed{subject.seed}-{subject.env_steps}"
+                parts = (subject.label, subject.task, f"seed{subject.seed}", subject.env_steps)
+                name = "-".join(str(part) for part in parts if part != "").replace("/", "-")
                 videos[question.name][name] = found.video
-    if count == 0:
+    if not known:
         raise KstepError("there is no encoder to ask about")
     answers = []
     for question in asked:
         own = tables[question.name]
         if not own.get(question.name):
-            raise KstepError(f"{question.name}: none of the {count} encoders has an answer")
+            raise KstepError(f"{question.name}: none of the {len(known)} encoders has an answer")
         answers.append(Answer(question, {**own, **question.summarize(own)}, videos[question.name]))
     return answers
 
@@ -234,22 +241,34 @@ def subjects(
     """Yield, one at a time, every encoder that is meant by run folders and encoder files.
 
     A run stands for all encoders it saved, or for its newest checkpoint where it saved none. `at`
-    keeps only those saved for these marks.
+    keeps only those saved for these marks, and every run must have all of them.
     """
-    for path in paths:
-        if path.is_file():
-            yield Subject.of(encoders.load(path, quick=True))
-            continue
-        saved = [] if whole_runs else encoders.saved_in(path)
-        chosen = [file for file in saved if not at or int(file.stem) in at]
-        if saved and not chosen:
-            marks = ", ".join(f"{int(file.stem):,}" for file in saved)
-            raise KstepError(f"{path} has no encoder for these marks, but for {marks}")
-        for file in chosen:
-            yield Subject.of(encoders.load(file, quick=True), path)
-        if not saved:
+    if at and whole_runs:
+        raise KstepError("this question is asked of a run's newest checkpoint; it takes no --at")
+    # Everything is looked for before anything is computed.
+    for path, files in [(path, _files(path, at, whole_runs)) for path in paths]:
+        for file in files:
+            yield Subject.of(encoders.load(file, quick=True), None if file == path else path)
+        if not files:
             with opened(path) as (agent, _, counts):
                 yield Subject.of(encoders.of_agent(Run.open(path), agent, counts), path)
+
+
+def _files(path: Path, at: Sequence[int], whole_runs: bool) -> list[Path]:
+    """Return the encoder files that are meant; none: the run's newest checkpoint is."""
+    if path.is_file():
+        if at and encoders.mark_of(path) not in at:
+            raise KstepError(f"{path} is of {encoders.mark_of(path):,} env_steps, which --at omits")
+        return [path]
+    saved = [] if whole_runs else encoders.saved_in(path)
+    there = {encoders.mark_of(file): file for file in saved}
+    missing = [mark for mark in at if mark not in there]
+    if missing and not saved:
+        raise KstepError(f"{path} saved no encoders for --at: kstep train --save-encoders-every N")
+    if missing:
+        marks = ", ".join(f"{mark:,}" for mark in there)
+        raise KstepError(f"{path} has no encoder for {missing[0]:,} env_steps, but for {marks}")
+    return [there[mark] for mark in there if not at or mark in at]
 
 
 def find(name: str) -> Question:
@@ -288,7 +307,7 @@ def _perturbation(asked: Asked) -> Found:
     subject, on, rows = asked.subject, asked.on, []
     chosen = on.spaced(asked.perturbed)
     for index, (kind, perturb) in enumerate(perturbation.PERTURBATIONS.items()):
-        rng = np.random.default_rng([2021, index])  # every encoder sees the same versions
+        rng = np.random.default_rng([2021, index])  # encoders of equal size see the same
         original = kind == perturbation.AGAINST_ORIGINAL
         versions = [asked.latents[chosen]] if original else []
         for _ in range(1 if original else perturbation.VERSIONS):
@@ -308,7 +327,9 @@ def _changes(tables: Tables) -> Tables:
     changes: list[Row] = []
     for change in perturbation.changes_in_sensitivity(tables["perturbation"]):
         kind = str(change["perturbation"])
-        paper = published.table("sensitivity_change").get(base_of(str(change["label"])), {})
+        paper = {}
+        if change["task"] == "walker_walk":
+            paper = published.table("sensitivity_change").get(base_of(str(change["label"])), {})
         changes.append({**change, "paper": paper.get(column.get(kind, kind), float("nan"))})
     # A single encoder has nothing to change from.
     changes = [change for change in changes if not np.isnan(float(change["distance"]))]
@@ -377,7 +398,12 @@ def _saliency(asked: Asked) -> Found:
         with torch.no_grad():
             active = encoder.features(torch.from_numpy(part))
         looks.append(
-            saliency.attention(active.view(-1, *encoder.feature_shape).numpy(), height, width)
+            saliency.attention(
+                active.view(-1, *encoder.feature_shape).numpy(),
+                saved.config.strides,
+                height,
+                width,
+            )
         )
         moves.append(saliency.sensitivity(encoder, part, generator))
     maps = saliency.Saliency(np.concatenate(looks), np.concatenate(moves))

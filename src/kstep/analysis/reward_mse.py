@@ -47,4 +47,4 @@ def reward_mse(latents: Array, reward: Array, episode: Array) -> RewardMSE:
 def figure(rows: Sequence[Row]) -> Figure:
     """Draw both errors over training, one line per method."""
     titles = {"in_sample": "MSE, in-sample (paper)", "held_out": "MSE, held-out episodes"}
-    return panels(rows, titles, level="variance")
+    return panels(rows, titles, level="variance", log=True)

@@ -54,14 +54,16 @@ def reward_pca(latents: Array, reward: Array, episode: Array) -> RewardPCA:
 def principal_components(latents: Array) -> tuple[Array, Array]:
     """Return the first three components (N, 3) and their shares of the variance (3,)."""
     moved = centred(latents)
-    values, directions = np.linalg.eigh(moved.T @ moved)
-    values, directions = np.maximum(values[::-1], 0.0), directions[:, ::-1]
-    count = min(COMPONENTS, latents.shape[1])
-    first = directions[:, :count]
+    states, dimensions = moved.shape
+    few = dimensions <= states  # else the states' inner products are the smaller matrix
+    values, vectors = np.linalg.eigh(moved.T @ moved if few else moved @ moved.T)
+    values, vectors = np.maximum(values[::-1], 0.0), vectors[:, ::-1]
+    count = min(COMPONENTS, len(values))
+    first = vectors[:, :count]
     # A direction's sign means nothing; its largest entry positive makes it repeatable.
     first = first * np.sign(first[np.abs(first).argmax(axis=0), np.arange(count)])
-    components = np.zeros((len(latents), COMPONENTS))
-    components[:, :count] = moved @ first
+    components = np.zeros((states, COMPONENTS))
+    components[:, :count] = moved @ first if few else first * np.sqrt(values[:count])
     shares = np.zeros(COMPONENTS)
     total = values.sum()
     shares[:count] = values[:count] / total if total > 0.0 else 0.0
@@ -90,27 +92,29 @@ def separability(latents: Array, high: Array, episode: Array) -> float:
 
 
 def figure(rows: Sequence[Row], points: Sequence[Row]) -> Figure:
-    """Draw the first two components, a row per method, a column per mark; colour is the reward."""
-    labels = list(dict.fromkeys(str(row["label"]) for row in rows))
+    """Draw the first two components, a row per method and task, a column per mark; colour is the
+    reward. Of several seeds the first is shown: their projections have nothing in common."""
+    whose = list(dict.fromkeys((str(row["label"]), str(row["task"])) for row in rows))
     marks = sorted({int(row["env_steps"]) for row in rows})
-    size = (3.2 * len(marks) + 0.8, 3.0 * len(labels))
+    size = (3.2 * len(marks) + 0.8, 3.0 * len(whose))
     shown = Figure(figsize=size, layout="constrained")
-    grid = shown.subplots(len(labels), len(marks), squeeze=False)
+    grid = shown.subplots(len(whose), len(marks), squeeze=False)
     rewards = [float(point["reward"]) for point in points]
     dots = None
-    for label, line in zip(labels, grid, strict=True):
+    for (label, task), line in zip(whose, grid, strict=True):
         for mark, axes in zip(marks, line, strict=True):
-            here = [row for row in rows if (row["label"], row["env_steps"]) == (label, mark)]
+            here = [
+                row
+                for row in rows
+                if (row["label"], row["task"], row["env_steps"]) == (label, task, mark)
+            ]
             axes.set(xticks=[], yticks=[])
             if not here:
                 axes.set_axis_off()
                 continue
-            seed = here[0]["seed"]  # projections of several seeds have nothing in common
-            own = [
-                point
-                for point in points
-                if (point["label"], point["env_steps"], point["seed"]) == (label, mark, seed)
-            ]
+            first = here[0]
+            same = ("label", "task", "seed", "env_steps")
+            own = [point for point in points if all(point[name] == first[name] for name in same)]
             dots = axes.scatter(
                 [float(point["pc1"]) for point in own],
                 [float(point["pc2"]) for point in own],
@@ -119,10 +123,11 @@ def figure(rows: Sequence[Row], points: Sequence[Row]) -> Figure:
                 vmin=min(rewards),
                 vmax=max(rewards),
             )
-            separable = np.mean([float(row["separability_2"]) for row in here])
-            explained = float(here[0]["variance_1"]) + float(here[0]["variance_2"])
+            explained = float(first["variance_1"]) + float(first["variance_2"])
+            name = f"{label} {task}".strip()
             axes.set_title(
-                f"{label}, {mark:,} env_steps\nseparability {separable:.2f}, "
+                f"{name}, seed {first['seed']}, {mark:,} env_steps\n"
+                f"separability {float(first['separability_2']):.2f}, "
                 f"{explained:.0%} of variance, {len(own):,} states",
                 fontsize=8,
             )

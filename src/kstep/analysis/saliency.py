@@ -2,8 +2,8 @@
 
 Beyond the paper. Two maps per state, both at the size of the image:
 
-- attention: mean square of the last convolution's activations, enlarged (Zagoruyko & Komodakis
-  2017, arXiv:1612.03928): where features are active;
+- attention: mean square of the last convolution's activations, each laid on the middle of what it
+  sees (Zagoruyko & Komodakis 2017, arXiv:1612.03928): where features are active;
 - sensitivity: root mean square change of the latent per change of a pixel, that is the norm of the
   Jacobian's columns, estimated without bias of its square by a few random projections of the
   latent: what would move the latent. Frames of a stack and colours are added up.
@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 
@@ -40,11 +39,26 @@ class Saliency:
         return _focus(self.attention), _focus(self.sensitivity)
 
 
-def attention(maps: Array, height: int, width: int) -> Array:
-    """Turn activations (N, h, w, C) into attention (N, height, width)."""
-    power = torch.from_numpy(np.mean(np.square(np.asarray(maps, np.float32)), axis=-1))
-    enlarged = F.interpolate(power[:, None], (height, width), mode="bilinear", align_corners=False)
-    return enlarged[:, 0].numpy()
+def attention(maps: Array, strides: Sequence[int], height: int, width: int) -> Array:
+    """Turn activations (N, h, w, C) of 3x3 convolutions with these strides, without padding, into
+    attention (N, height, width)."""
+    power = np.mean(np.square(np.asarray(maps, np.float32)), axis=-1)
+    down = _placed(power.shape[1], strides, height)
+    across = _placed(power.shape[2], strides, width)
+    enlarged: Array = down @ power @ across.T
+    return enlarged
+
+
+def _placed(units: int, strides: Sequence[int], pixels: int) -> Array:
+    """Return weights (pixels, units) that interpolate between units, each in the middle of what it
+    sees; pixels beyond the outermost take theirs."""
+    step, middle = 1, 0
+    for stride in strides:
+        middle += step  # one pixel of a 3x3 kernel's margin, at this layer's scale
+        step *= stride
+    place = np.clip((np.arange(pixels) - middle) / step, 0, units - 1)
+    distance = np.abs(place[:, None] - np.arange(units))
+    return np.maximum(0.0, 1.0 - distance).astype(np.float32)
 
 
 def sensitivity(encode: Encode, stacks: Array, generator: torch.Generator) -> Array:

@@ -11,10 +11,16 @@ import numpy as np
 
 from kstep.types import Array
 
+ROUNDING = 10 * float(np.finfo(np.float32).eps)
+"""Differences below this share of the latents' own size are rounding, not an encoder's answer."""
+
 
 def spread(latents: Array) -> float:
-    """Return the root mean square distance between two latents (N, D) drawn at random."""
-    return float(np.sqrt(2.0 * centred(latents).var(axis=0).sum()))
+    """Return the root mean square distance between two latents (N, D) drawn at random; 0 where
+    they differ by rounding only."""
+    found = float(np.sqrt(2.0 * centred(latents).var(axis=0).sum()))
+    size = float(np.sqrt(np.mean(np.sum(np.square(latents, dtype=np.float64), axis=1))))
+    return found if found > ROUNDING * size else 0.0
 
 
 def centred(latents: Array) -> Array:

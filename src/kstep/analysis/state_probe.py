@@ -27,28 +27,32 @@ def state_probe(latents: Array, state: Array, episode: Array) -> Array:
 
 
 def figure(rows: Sequence[Row]) -> Figure:
-    """Draw a bar per quantity and method, for the newest encoder of each, mean over seeds."""
-    newest: dict[str, int] = {}
+    """Draw a bar per quantity and method (and task), for the newest encoder of each, mean over
+    seeds."""
+    newest: dict[tuple[str, str], int] = {}
     for row in rows:
-        label, at = str(row["label"]), int(row["env_steps"])
-        newest[label] = max(at, newest.get(label, at))
+        whose, at = (str(row["label"]), str(row["task"])), int(row["env_steps"])
+        newest[whose] = max(at, newest.get(whose, at))
+    tasks = {task for _, task in newest}
     quantities = list(dict.fromkeys(str(row["quantity"]) for row in rows))
     shown = Figure(figsize=(7.0, 1.2 + 0.28 * len(quantities)), layout="constrained")
     axes = shown.subplots()
     height = 0.8 / len(newest)
-    for index, (label, at) in enumerate(newest.items()):
+    for index, ((label, task), at) in enumerate(newest.items()):
         means = [
             np.mean(
                 [
                     float(row["r2"])
                     for row in rows
-                    if (row["label"], row["env_steps"], row["quantity"]) == (label, at, quantity)
+                    if (row["label"], row["task"]) == (label, task)
+                    and (row["env_steps"], row["quantity"]) == (at, quantity)
                 ]
             )
             for quantity in quantities
         ]
+        name = f"{label}, {task}" if len(tasks) > 1 else label
         places = np.arange(len(quantities)) + index * height
-        axes.barh(places, np.maximum(means, -1.0), height, label=f"{label} at {at:,}")
+        axes.barh(places, np.maximum(means, -1.0), height, label=f"{name} at {at:,}")
     axes.set_yticks(np.arange(len(quantities)) + 0.4 - height / 2, quantities)
     axes.set(xlabel="R², held-out episodes (cut off at -1)", xlim=(-1.05, 1.05))
     axes.invert_yaxis()

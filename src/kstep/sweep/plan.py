@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kstep import encoders, methods
-from kstep.config import PRESETS, Experiment, FrozenEncoder, digest, resolve
+from kstep.config import PRESETS, Experiment, FrozenEncoder, digest, resolve, setting
 from kstep.envs import tasks as known_tasks
 from kstep.run import Run
 from kstep.types import KstepError
@@ -496,11 +496,6 @@ def _lacks_encoders(spec: RunSpec) -> bool:
     # One for each multiple of `every`, as far as decisions are not further apart than that.
     wanted = math.ceil(spec.env_steps / max(every, _shape_of(spec).action_repeat))
     return len(before) < wanted or last_encoder(spec) is None
-
-
-def setting(experiment: Experiment) -> str:
-    """Return the digest of all settings but the seed."""
-    return digest(replace(experiment, seed=0))
 
 
 _KEYS = {

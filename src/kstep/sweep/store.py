@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kstep import config
 from kstep.files import write_atomically
 from kstep.run import Run
-from kstep.sweep import plan
 from kstep.types import KstepError
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def _rows(run: Run) -> Iterator[dict[str, Any]]:
         **_where(run.folder / "system.json"),
         "task": experiment.env.task,
         "seed": experiment.seed,
-        "setting": plan.setting(experiment),
+        "setting": config.setting(experiment),
         "digest": run.digest,
     }
     for row in run.evaluations():
