@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from kstep.analysis.tables import Row, deviation
 
@@ -48,4 +49,6 @@ def lines(axes: Any, rows: Sequence[Row], column: str) -> dict[str, Any]:
         if max(len(v) for v in values) > 1:
             band = np.nan_to_num([deviation(v) for v in values])  # a single run has no band
             axes.fill_between(marks, mean - band, mean + band, color=colours[name], alpha=0.2)
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.xaxis.set_major_formatter(lambda at, _: f"{at / 1000:g}k" if at >= 1000 else f"{at:g}")
     return colours

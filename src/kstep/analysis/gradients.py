@@ -145,7 +145,7 @@ def _moments(optimizers: Optimizers, name: str, encoder: nn.Module) -> dict[str,
 
 def figure(rows: Sequence[Row], layers: Sequence[Row]) -> Figure:
     """Draw the cosine over training: pooled and mean per method, and per parameter tensor."""
-    shown = Figure(figsize=(11.0, 3.6), layout="constrained")
+    shown = Figure(figsize=(13.0, 3.8), layout="constrained")
     left, middle, right = shown.subplots(1, 3)
     lines(left, rows, "pooled")
     left.set(title="all encoder parameters at once")
@@ -157,5 +157,7 @@ def figure(rows: Sequence[Row], layers: Sequence[Row]) -> Figure:
     for axes in (left, middle, right):
         axes.axhline(0.0, color="grey", linestyle="--")
         axes.set(xlabel="env_steps", ylabel="cosine")
-        axes.legend(fontsize=5 if axes is right else "small")
+    for axes in (left, middle):
+        axes.legend(fontsize="small")
+    right.legend(fontsize=6, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return shown

@@ -119,8 +119,8 @@ def changes_in_sensitivity(rows: Sequence[Row]) -> list[dict[str, str | int | fl
     """Return per label, task and perturbation the mean absolute difference from one saved encoder
     to the next, over marks and then over seeds: the paper's appendix table.
 
-    Like the paper's, it begins with the first saved encoder that has learned, and only marks that
-    are equally far apart count: a run also saves its last encoder, wherever that falls.
+    Like the paper's, it begins with the first mark after 0, and only marks that are equally far
+    apart count: a run also saves its last encoder, wherever that falls.
     """
     changes = []
     for label, task, kind in dict.fromkeys(

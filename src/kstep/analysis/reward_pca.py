@@ -124,7 +124,7 @@ def figure(rows: Sequence[Row], points: Sequence[Row]) -> Figure:
                 vmax=max(rewards),
             )
             explained = float(first["variance_1"]) + float(first["variance_2"])
-            name = f"{label} {task}".strip()
+            name = f"{label}, {task}" if len({task for _, task in whose}) > 1 else label
             axes.set_title(
                 f"{name}, seed {first['seed']}, {mark:,} env_steps\n"
                 f"separability {float(first['separability_2']):.2f}, "
