@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 from torch import Tensor
+from torch.nn.grad import conv2d_input, conv2d_weight
 
 from kstep import native, train
 from kstep.agent import Agent
@@ -113,6 +114,86 @@ def test_without_a_mask_every_gradient_counts(each: Library, stride: int) -> Non
     for tensor, other in zip(found, torch.autograd.grad(y, leaves, gradient.double())):  # noqa: B905
         assert error(tensor, other) < TOLERANCE
     assert error(found[2], gradient.double().sum((0, 1, 2))) < TOLERANCE
+
+
+NAN = float("nan")
+
+
+def nan_where(expected: Tensor, found: Tensor) -> bool:
+    """A NaN may spread within a tile of Winograd's; none may vanish."""
+    return bool(expected.isnan().any()) and bool(found[expected.isnan()].isnan().all())
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("what", ["input", "weight", "bias"])
+def test_nan_passes_through_a_layer_as_in_torch(each: Library, stride: int, what: str) -> None:
+    x, weight, bias = draw_layer(3, 3, 13, 14)
+    clean = each.layer_forward(stride, x, weight, bias)
+    broken, index = {
+        "input": (x, (1, 6, 6, 5)),
+        "weight": (weight, (4, 5, 1, 1)),
+        "bias": (bias, (4,)),
+    }[what]
+    broken[index] = NAN
+    y = each.layer_forward(stride, x, weight, bias)
+    expected = torch.relu(F.conv2d(x.permute(0, 3, 1, 2), weight, bias, stride))
+    assert nan_where(expected.permute(0, 2, 3, 1), y)
+    if what == "input":
+        assert torch.equal(y[::2], clean[::2])
+    else:
+        others = torch.arange(32) != 4
+        assert torch.equal(y[..., others], clean[..., others])
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("what", ["gradient", "output"])
+def test_nan_passes_back_through_a_layer_as_in_torch(each: Library, stride: int, what: str) -> None:
+    x, weight, bias = draw_layer(3, 3, 13, 14)
+    y = each.layer_forward(stride, x, weight, bias)
+    draw = torch.Generator().manual_seed(0)
+    gradient = torch.randn(y.shape, generator=draw)
+    clean = each.layer_backward(stride, gradient, y, x, weight)
+    at = (1, 2, 3, int(y[1, 2, 3].argmax()))
+    if what == "gradient":
+        gradient[at] = NAN
+    else:  # where the output is NaN, PyTorch's ReLU passes the gradient on
+        blocked = (1, 2, 3, int(y[1, 2, 3].argmin()))
+        assert y[blocked] == 0
+        y[blocked], at = NAN, blocked
+    found = each.layer_backward(stride, gradient, y, x, weight)
+    g = torch.where(y <= 0, 0, gradient).permute(0, 3, 1, 2)
+    planes = x.permute(0, 3, 1, 2)
+    if what == "gradient":
+        expected = conv2d_input(planes.shape, weight, g, stride).permute(0, 2, 3, 1)
+        assert nan_where(expected, found[0])
+        assert nan_where(conv2d_weight(planes, weight.shape, g, stride), found[1])
+        assert nan_where(g.sum((0, 2, 3)), found[2])
+    else:
+        assert error(found[1], conv2d_weight(planes, weight.shape, g, stride).double()) < TOLERANCE
+        assert error(found[2], g.sum((0, 2, 3)).double()) < TOLERANCE
+        assert not torch.equal(found[2], clean[2])
+    others = torch.arange(32) != at[-1]
+    assert torch.equal(found[0][::2], clean[0][::2])  # images without NaN
+    assert torch.equal(found[1][others], clean[1][others])
+    assert torch.equal(found[2][others], clean[2][others])
+
+
+@pytest.mark.parametrize("strides", [(2, 1, 1), (2, 2, 1)])
+@pytest.mark.parametrize("what", ["weight", "bias", "gradient"])
+@pytest.mark.parametrize("layer", [0, 1, 2])
+def test_nan_in_an_encoder_shows_where_torch_shows_it(
+    each: Library, strides: tuple[int, ...], what: str, layer: int
+) -> None:
+    trial = Trial(replace(SMALL, strides=strides), batch=3)
+    with torch.no_grad():
+        if what == "gradient":
+            trial.gradient[1, 32 * layer : 32 * layer + 32] = NAN
+        else:
+            {"weight": trial.weights, "bias": trial.biases}[what][layer][7] = NAN
+    found, expected = (trial.both_ways(f) for f in (trial.by_native, trial.by_torch))
+    assert any(tensor.isnan().any() for tensor in expected)
+    for one, other in zip(found, expected, strict=True):
+        assert one[other.isnan()].isnan().all()
 
 
 @settings(max_examples=25, deadline=None)
