@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -252,6 +254,12 @@ def encoders(**options: Any) -> tuple[PixelEncoder, PixelEncoder]:
     return ours, theirs
 
 
+def native_features(net: PixelEncoder, images: Tensor) -> Tensor:
+    layers: Any = net.convolutions
+    weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
+    return native.features(images, net.strides, weights, biases)
+
+
 def stacks(number: int, size: int = 40) -> Tensor:
     draw = torch.Generator().manual_seed(5)
     shape = (number, 3, size, size, 3)
@@ -329,6 +337,35 @@ def test_no_bit_depends_on_threads_repetition_or_instructions(
                 assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True)), name
     finally:
         kernels.use(None)
+
+
+@contextmanager
+def default_of_float64() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("other", [default_of_float64, lambda: torch.device("meta")])
+def test_torchs_defaults_of_type_and_device_change_nothing(kernels: Library, other: Any) -> None:
+    def results() -> list[Tensor]:
+        trial = Trial(SMALL, batch=3)
+        assert trial.error() < TOLERANCE
+        found = [*trial.both_ways(trial.by_native)]
+        trial.weights = [w.detach().contiguous().requires_grad_() for w in trial.weights]
+        found += trial.both_ways(trial.by_native)
+        y = kernels.layer_forward(1, *layer)
+        return [*found, y, *kernels.layer_backward(1, y, y, *layer[:2])]
+
+    layer = draw_layer(0, 2, 8, 9)
+    expected = results()
+    with other():
+        found = results()
+    for one, two in zip(found, expected, strict=True):
+        assert (one.dtype, one.device.type) == (torch.float32, "cpu")
+        assert torch.equal(one, two)
 
 
 def test_a_batch_of_nothing(kernels: Library) -> None:
@@ -448,11 +485,52 @@ def test_bad_arguments_are_refused_before_memory_is_touched(kernels: Library) ->
     with pytest.raises(KstepError, match="contiguous memory"):
         kernels.forward(square, stacks(1, 24).transpose(2, 3), weights, trial.biases, keep=False)
     tiny = replace(SMALL, height=6, width=6)
-    with pytest.raises((KstepError, RuntimeError)):
+    with pytest.raises(Unavailable, match="frames of 6x6 are too small for strides"):
         kernels.forward(tiny, stacks(1, 6), weights, trial.biases, keep=False)
+    with pytest.raises(KstepError, match="needs tensors on the CPU, not on meta"):
+        kernels.forward(SMALL, stack.to("meta"), weights, trial.biases, keep=False)
     ours, _ = encoders()
     with pytest.raises(KstepError, match="expected weights of shape"):
         ours.features(stacks(2)[:, :2])
+
+
+def test_gradients_and_maps_of_another_shape_are_refused(kernels: Library) -> None:
+    trial = Trial(SMALL, 2)
+    weights = [w.detach() for w in trial.weights]
+    biases = [b.detach() for b in trial.biases]
+    maps: Any = kernels.forward(SMALL, trial.observation, weights, biases, keep=True)
+    gradient = trial.gradient.view(maps[-1].shape)
+
+    def backward(gradient: Tensor, maps: list[Tensor]) -> None:
+        kernels.backward(SMALL, gradient, trial.observation, weights, maps)
+
+    backward(gradient, maps)
+    turned = maps[0].view(maps[0].shape[0], *maps[0].shape[2:0:-1], 32)
+    for wrong in (turned, maps[0][:1], maps[0].flatten(1)):
+        with pytest.raises(KstepError, match="expected a map of shape"):
+            backward(gradient, [wrong, *maps[1:]])
+    with pytest.raises(KstepError, match="expected a gradient of shape"):
+        backward(trial.gradient, maps)
+    with pytest.raises(KstepError, match="expected 3 maps, not 2"):
+        backward(gradient, maps[1:])
+    with pytest.raises(KstepError, match=r"needs torch.float32, not torch.float64"):
+        backward(gradient.double(), maps)
+
+
+def test_an_observation_made_for_inference_learns_through_torch(kernels: Library) -> None:
+    ours, theirs = encoders()
+    with torch.inference_mode():
+        images = stacks(2)
+        assert torch.equal(ours.features(images), native_features(ours, stacks(2)))
+    for net in (ours, theirs):
+        net.features(images).sum().backward()
+    for one, two in zip(
+        ours.convolutions.parameters(), theirs.convolutions.parameters(), strict=True
+    ):
+        assert torch.equal(one.grad, two.grad)  # type: ignore[arg-type]
+    # Without gradients nothing is saved, and the kernels serve.
+    with torch.no_grad():
+        assert native.usable(images, list(ours.convolutions.parameters()))
 
 
 def test_auto_takes_what_is_faster(kernels: Library, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -478,6 +556,27 @@ def test_wrong_kernels_are_never_used(kernels: Library, monkeypatch: pytest.Monk
     assert "wrong on this machine" in native.choose("auto", SMALL).reason
     with pytest.raises(Unavailable, match="wrong on this machine"):
         native.choose("native", SMALL)
+
+
+@pytest.mark.parametrize("call", ["forward", "backward"])
+def test_a_refusal_of_the_library_leaves_it_to_torch(
+    kernels: Library, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise KstepError("the native library needs more memory")
+
+    monkeypatch.setattr(Library, call, refuse)
+    chosen = native.choose("auto", SMALL)
+    assert (chosen.backend, chosen.reason) == ("torch", "the native library needs more memory")
+    with pytest.raises(Unavailable, match="needs more memory"):
+        native.choose("native", SMALL)
+
+
+def test_frames_beyond_the_largest_are_left_to_torch() -> None:
+    long = Shape(1, 5000, 10, 1, (2,))
+    assert "up to 4096x4096, not 5000x10" in native.choose("auto", long).reason
+    with pytest.raises(Unavailable, match="up to 4096x4096, not 5000x10"):
+        native.choose("native", long)
 
 
 def test_without_a_library_everything_goes_through_torch(

@@ -270,9 +270,9 @@ const char* guarded(const Encoder* e, int threads, Work work) {
   try {
     work(*k, plan, std::min(threads, kMostThreads));
   } catch (const std::bad_alloc&) {
-    return "out of memory";
+    return "more memory";
   } catch (...) {
-    return "a thread could not be started";
+    return "more threads than could be started";
   }
   return nullptr;
 }

@@ -75,7 +75,7 @@ const char* kstep_stacks(const kstep::View* v, const uint8_t* ring, const int64_
                        (int)places[2 * i + 1], out + out_size * (i * v->frames + s));
     });
   } catch (...) {
-    return "a thread could not be started";
+    return "more threads than could be started";
   }
   return nullptr;
 }
