@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from io import StringIO
@@ -339,6 +341,48 @@ def test_no_bit_depends_on_threads_repetition_or_instructions(
         kernels.use(None)
 
 
+def test_no_bit_depends_on_threads_when_denormals_are_flushed(
+    kernels: Library, threads: Any
+) -> None:
+    """How a processor rounds is a state of each thread: helpers take their caller's."""
+    trial = Trial(SMALL, batch=37)
+    with torch.no_grad():
+        trial.weights[-1].mul_(1e-40)
+        trial.biases[-1].zero_()
+
+    def results(number: int) -> Sequence[Tensor]:
+        threads(number)
+        return trial.both_ways(trial.by_native)
+
+    kept = results(1)
+    try:
+        assert torch.set_flush_denormal(True)
+        flushed = results(1)
+        assert flushed[0].count_nonzero() == 0
+        found = [results(3) for _ in range(5)]
+    finally:
+        torch.set_flush_denormal(False)
+    assert kept[0].count_nonzero() > 0
+    for others in found:
+        assert all(torch.equal(a, b) for a, b in zip(others, flushed, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(results(3), kept, strict=True))
+
+
+def test_two_copies_in_one_process_share_nothing(
+    kernels: Library, threads: Any, tmp_path: Path
+) -> None:
+    threads(3)
+    trial, process = Trial(SMALL, batch=37), psutil.Process()
+    weights, biases = ([p.detach() for p in many] for many in (trial.weights, trial.biases))
+    expected = kernels.forward(SMALL, trial.observation, weights, biases, keep=False)[-1]
+    for name in ("one.so", "two.so"):
+        copy = Library(Path(shutil.copy(library.path(), tmp_path / name)))
+        before = process.num_threads()
+        found = copy.forward(SMALL, trial.observation, weights, biases, keep=False)[-1]
+        assert torch.equal(found, expected)  # type: ignore[arg-type]
+        assert process.num_threads() == before + 2  # helpers of its own
+
+
 @contextmanager
 def default_of_float64() -> Iterator[None]:
     torch.set_default_dtype(torch.float64)
@@ -494,6 +538,12 @@ def test_bad_arguments_are_refused_before_memory_is_touched(kernels: Library) ->
         ours.features(stacks(2)[:, :2])
 
 
+def test_a_layer_that_does_not_fit_into_memory_is_refused(kernels: Library) -> None:
+    size = (0, 2**22, 2**22, 1)
+    assert kernels._c.kstep_layer_forward(*size, *[None] * 4) == b"more memory"
+    assert kernels._c.kstep_layer_backward(*size, *[None] * 7) == b"more memory"
+
+
 def test_gradients_and_maps_of_another_shape_are_refused(kernels: Library) -> None:
     trial = Trial(SMALL, 2)
     weights = [w.detach() for w in trial.weights]
@@ -590,6 +640,46 @@ def test_without_a_library_everything_goes_through_torch(
     strange.write_bytes(b"not a library")
     monkeypatch.setattr(library, "path", lambda: strange)
     assert "cannot be loaded" in native.choose("auto", SMALL).reason
+
+
+def test_a_library_of_other_sources_is_refused(
+    kernels: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = Path(shutil.copy(library.path(), tmp_path))
+    Library(where)  # without sources beside it there is nothing to compare
+    for file in library.path().parent.iterdir():
+        if file.suffix in (".cpp", ".h"):
+            shutil.copy(file, tmp_path)
+    Library(where)
+    with (tmp_path / "winograd.h").open("a") as file:
+        file.write("// faster\n")
+    with pytest.raises(Unavailable, match=r"built from other sources .* `make test`"):
+        Library(where)
+    monkeypatch.setattr(library, "path", lambda: where)
+    chosen = native.choose("auto", SMALL)
+    assert chosen.backend == "torch"
+    assert "built from other sources" in chosen.reason
+
+
+def test_a_failed_build_leaves_no_library_of_an_earlier_one(tmp_path: Path) -> None:
+    pytest.importorskip("setuptools")
+    project = Path(__file__).parents[2]
+    folder = tmp_path / "src/kstep/native"
+    shutil.copytree(project / "src/kstep/native", folder, ignore=shutil.ignore_patterns("*.so"))
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "src/kstep/__init__.py"):
+        shutil.copy(project / name, tmp_path / name)
+    left = folder / library.path().name
+    built = tmp_path / "build/lib" / left.relative_to(tmp_path / "src")
+    built.parent.mkdir(parents=True)
+    for file in (left, built):
+        file.write_bytes(b"of an earlier build")
+    command = [sys.executable, "setup.py", "build_ext", "--inplace", "--build-lib", "build/lib"]
+    environment = {**os.environ, "CC": "false", "CXX": "false"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "failed" in done.stderr
+    assert not left.exists()
+    assert not built.exists()
 
 
 def test_another_version_or_processor_is_refused(

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from kstep.errors import KstepError
+from kstep.native import sources
 
-INTERFACE = 2
+INTERFACE = 3
 """What `kstep_native_interface` must answer: the meaning of every call below."""
 CHANNELS = 32
 MOST_INPUTS = 16
@@ -125,6 +126,13 @@ class Library:
         if interface != INTERFACE:
             raise Unavailable(
                 f"{path.name} is from another version of kstep: install the package again"
+            )
+        self._c.kstep_native_sources.restype = ctypes.c_char_p
+        beside = sources.digest(path.parent)
+        if beside not in (None, self._c.kstep_native_sources().decode()):
+            raise Unavailable(
+                f"{path.name} was built from other sources than those beside it: build it again "
+                "with `make test` or `pip install -e .`"
             )
         calls = ("encoder_forward", "encoder_backward", "layer_forward", "layer_backward", "stacks")
         for name in calls:
@@ -280,7 +288,7 @@ def load() -> Library:
     where = path()
     if not where.exists():
         raise Unavailable(
-            "the native encoder was not built: install a C++ compiler and the package again"
+            "the native encoder was not built: install GCC (g++) and then the package again"
         )
     return _load(where)
 
