@@ -130,7 +130,9 @@ class Trial:
         rounding of zero may fall to either side, and then whole gradients would rightly differ.
         """
         library, strides = kernels(), self.shape.strides
-        maps = library.forward(self.shape, self.observation, self.weights, self.biases, keep=True)
+        given = (self.shape, self.observation, self.weights, self.biases)
+        maps = library.forward(*given, keep=True)
+        alone = library.forward(*given, keep=False)[-1]
         gradient = self.gradient.view(len(self.observation), *self.shape.maps()[-1])
         gradients = library.backward(
             self.shape,
@@ -142,7 +144,7 @@ class Trial:
         found = [tensor.permute(0, 3, 1, 2) for tensor in maps if tensor is not None]
         inputs = [self._floats(), *found]
         g = gradient.permute(0, 3, 1, 2)
-        errors = []
+        errors = [_error(alone.permute(0, 3, 1, 2), found[-1])]  # type: ignore[union-attr]
         for i in reversed(range(len(strides))):
             x, weight, stride = inputs[i], self.weights[i], strides[i]
             errors.append(

@@ -280,7 +280,27 @@ def path() -> Path:
 
 @functools.cache
 def _load(where: Path) -> Library:
-    return Library(where)
+    library = Library(where)
+    _require_right_views(library)
+    return library
+
+
+def _require_right_views(library: Library) -> None:
+    """Compare a few small views with NumPy's. Convolutions have a trial of their own, choice.py."""
+    ring = np.arange(3 * 4 * 5 * 2, dtype=np.uint8).reshape(3, 4, 5, 2)
+    slots = np.array([[2, 0], [1, 1], [0, 2]])
+    places = np.array([[0, 0], [1, 3], [2, 1]])
+    for black in (False, True):
+        margins = ((0, 0), (1, 1), (1, 1), (0, 0))
+        padded = np.pad(ring, margins, mode="constant" if black else "edge")
+        expected = [
+            padded[stack, top : top + 4, left : left + 4]
+            for stack, (top, left) in zip(slots, places, strict=True)
+        ]
+        if not np.array_equal(
+            library.stacks(ring, slots, places, (4, 4), pad=1, black=black), expected
+        ):
+            raise Unavailable("the native library's views are wrong on this machine")
 
 
 def load() -> Library:
