@@ -39,14 +39,16 @@ format: $(READY) ## let ruff put the code in form
 
 # Torch goes first and alone, so that nothing else can bring another build of it; the rest is
 # installed without dependency resolution, so that only what the lock file names is installed.
-$(READY): requirements.lock pyproject.toml setup.py $(wildcard src/kstep/native/*.cpp src/kstep/native/*.h)
+$(READY): requirements.lock pyproject.toml setup.py src/kstep/native/sources.py \
+		$(wildcard src/kstep/native/*.cpp src/kstep/native/*.h)
 	@command -v $(PYTHON) >/dev/null || { echo "kstep needs Python 3.11: set PYTHON=/path/to/python3.11"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint requirements.lock $(TORCH)
 	$(BIN)/python -m pip install --quiet --no-deps --requirement requirements.lock
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
-	@ls src/kstep/native/_encoder*.so >/dev/null 2>&1 && echo "native encoder: built" \
-		|| echo "native encoder: not built (no C++ compiler); everything runs through PyTorch"
+	@$(BIN)/python -c "import kstep.native; kstep.native.load()" 2>/dev/null \
+		&& echo "native encoder: built" \
+		|| echo "native encoder: not built (it needs GCC); everything runs through PyTorch"
 	@$(BIN)/python -m kstep.envs.gl --check || { \
 		echo "no system library can draw without a screen: adding the OSMesa that a wheel ships"; \
 		$(BIN)/python -m pip install --quiet --no-deps lavavu-osmesa==1.9.10 \

@@ -1,12 +1,17 @@
 // Goes through every kernel with memory of exactly the size it may touch; test_native.py compiles
-// it with the compiler's sanitizers.
+// it with the compiler's sanitizers. Views are compared with a plain loop. Prints the instruction
+// sets it went through; ends with 77 if there was none.
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
-#include <cstring>
 #include <vector>
 
 struct Encoder {
   int32_t batch, frames, height, width, colours, layers, strides[8];
+};
+struct View {
+  int64_t count, frames;
+  int32_t height, width, colours, out_height, out_width, pad, black;
 };
 extern "C" {
 int32_t kstep_native_use(const char*);
@@ -15,13 +20,27 @@ const char* kstep_encoder_forward(const Encoder*, const uint8_t*, const float* c
 const char* kstep_encoder_backward(const Encoder*, const float*, const uint8_t*,
                                    const float* const*, const float* const*, float* const*,
                                    float* const*, int32_t);
+const char* kstep_layer_forward(int32_t, int32_t, int32_t, int32_t, const float*, const float*,
+                                const float*, float*);
+const char* kstep_layer_backward(int32_t, int32_t, int32_t, int32_t, const float*, const float*,
+                                 const float*, const float*, float*, float*, float*);
+const char* kstep_stacks(const View*, const uint8_t*, const int64_t*, const int64_t*, uint8_t*,
+                         int32_t);
 }
 
 static int failures = 0;
 
-static void go(const Encoder& e, int threads) {
+static void require(const char* needs) {
+  if (needs) failures++, fprintf(stderr, "needs %s\n", needs);
+}
+
+struct Random {
   uint32_t state = 1;
-  auto next = [&] { return (state = state * 1664525u + 1013904223u) >> 16; };
+  uint32_t operator()() { return (state = state * 1664525u + 1013904223u) >> 16; }
+};
+
+static void encoder(const Encoder& e, int threads) {
+  Random next;
   std::vector<uint8_t> frames((size_t)e.batch * e.frames * e.height * e.width * e.colours);
   for (auto& b : frames) b = next();
   std::vector<std::vector<float>> weights, biases, maps, dw, db;
@@ -46,26 +65,87 @@ static void go(const Encoder& e, int threads) {
   std::vector<float> gradient(maps.back().size(), 1.f);
   std::vector<float*> last(e.layers, nullptr);
   last.back() = maps.back().data();
-  const char* wrong[] = {
-      kstep_encoder_forward(&e, frames.data(), pw.data(), pb.data(), last.data(), 0, threads),
-      kstep_encoder_forward(&e, frames.data(), pw.data(), pb.data(), pm.data(), 1, threads),
-      kstep_encoder_backward(&e, gradient.data(), frames.data(), pw.data(), pm.data(), pdw.data(),
-                             pdb.data(), threads)};
-  for (const char* text : wrong)
-    if (text) failures++, fprintf(stderr, "needs %s\n", text);
+  require(kstep_encoder_forward(&e, frames.data(), pw.data(), pb.data(), last.data(), 0, threads));
+  require(kstep_encoder_forward(&e, frames.data(), pw.data(), pb.data(), pm.data(), 1, threads));
+  require(kstep_encoder_backward(&e, gradient.data(), frames.data(), pw.data(), pm.data(),
+                                 pdw.data(), pdb.data(), threads));
+}
+
+static void layer(int count, int height, int width, int stride) {
+  Random next;
+  const int h = (height - 3) / stride + 1, w = (width - 3) / stride + 1;
+  std::vector<float> x((size_t)count * height * width * 32), weight(32 * 9 * 32), bias(32, 0.1f),
+      y((size_t)count * h * w * 32), gradient(y.size(), 1.f), dx(x.size()), dw(weight.size()),
+      db(32);
+  for (auto& v : x) v = next() % 1000 / 1000.f;
+  for (auto& v : weight) v = (next() % 2001 - 1000.f) / 32000;
+  require(kstep_layer_forward(count, height, width, stride, x.data(), weight.data(), bias.data(),
+                              y.data()));
+  for (const float* mask : {(const float*)y.data(), (const float*)nullptr})
+    require(kstep_layer_backward(count, height, width, stride, gradient.data(), mask, x.data(),
+                                 weight.data(), dx.data(), dw.data(), db.data()));
+}
+
+static void views(const View& v, int threads) {
+  Random next;
+  const int slots = 5, last_top = v.height + 2 * v.pad - v.out_height,
+            last_left = v.width + 2 * v.pad - v.out_width;
+  std::vector<uint8_t> ring((size_t)slots * v.height * v.width * v.colours);
+  for (auto& b : ring) b = 1 + next() % 255;
+  std::vector<int64_t> slot(v.count * v.frames), place(v.count * 2);
+  for (auto& s : slot) s = next() % slots;
+  for (int64_t i = 0; i < v.count; i++) {
+    // All four corners are among them.
+    place[2 * i] = i % 2 ? (i % 3 ? last_top : 0) : next() % (last_top + 1);
+    place[2 * i + 1] = i % 2 ? (i % 5 ? last_left : 0) : next() % (last_left + 1);
+  }
+  std::vector<uint8_t> out(v.count * v.frames * v.out_height * v.out_width * v.colours), expected;
+  require(kstep_stacks(&v, ring.data(), slot.data(), place.data(), out.data(), threads));
+  for (int64_t i = 0; i < v.count * v.frames; i++)
+    for (int r = 0; r < v.out_height; r++)
+      for (int c = 0; c < v.out_width; c++) {
+        const int y = r + (int)place[i / v.frames * 2] - v.pad;
+        const int x = c + (int)place[i / v.frames * 2 + 1] - v.pad;
+        const int row = std::min(std::max(y, 0), v.height - 1);
+        const int column = std::min(std::max(x, 0), v.width - 1);
+        const bool outside = row != y || column != x;
+        for (int k = 0; k < v.colours; k++)
+          expected.push_back(
+              outside && v.black
+                  ? 0
+                  : ring[((slot[i] * v.height + row) * v.width + column) * v.colours + k]);
+      }
+  if (out != expected) failures++, fprintf(stderr, "views of %d threads differ\n", threads);
 }
 
 int main() {
+  for (int threads : {1, 2, 3})
+    for (int black : {0, 1})
+      for (const View& v : {View{40, 3, 12, 10, 3, 12, 10, 4, black},
+                            View{33, 2, 9, 11, 1, 7, 6, 0, black},
+                            View{9, 1, 2, 3, 4, 1, 1, 3, black},  // wholly outside as well
+                            View{0, 3, 8, 8, 3, 8, 8, 2, black}})
+        views(v, threads);
+  bool any = false;
   for (const char* name : {"avx2", "avx512"}) {
     if (!kstep_native_use(name)) continue;
+    any = true;
+    puts(name);
     for (int threads : {1, 2, 3})
       for (const Encoder& e : {Encoder{3, 3, 40, 40, 3, 4, {2, 1, 1, 1}},
                                Encoder{18, 3, 33, 30, 3, 3, {2, 2, 1}},
                                Encoder{1, 1, 7, 3, 16, 1, {1}},
                                Encoder{2, 16, 11, 14, 1, 2, {1, 2}},
                                Encoder{0, 3, 40, 40, 3, 2, {2, 1}},
-                               Encoder{2, 2, 9, 23, 2, 3, {1, 1, 1}}})
-        go(e, threads);
+                               Encoder{2, 2, 9, 23, 2, 3, {1, 1, 1}},
+                               Encoder{270, 1, 9, 8, 1, 2, {2, 1}}})  // several chunks per group
+        encoder(e, threads);
+    for (int stride : {1, 2}) {
+      layer(2, 13, 10, stride);
+      layer(1, 3, 3, stride);
+      layer(0, 6, 6, stride);
+    }
   }
-  return failures;
+  if (failures) return 1;
+  return any ? 0 : 77;
 }

@@ -86,7 +86,7 @@ def test_arithmetic_of_the_papers_encoder() -> None:
 
 def backends() -> list[Backend]:
     try:
-        native.load()
+        native.kernels()
     except native.Unavailable:
         return ["torch"]
     return ["torch", "native"]

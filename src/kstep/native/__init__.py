@@ -2,7 +2,7 @@
 
 PyTorch computes 3x3 convolutions directly. Winograd's algorithm needs a quarter of the products,
 and at 32 channels those are most of a learning step on a CPU; see README.md in this folder. The
-library is built when the package is installed, if a compiler is there, and loaded here with ctypes:
+library is built when the package is installed, if GCC is there, and loaded here with ctypes:
 it knows neither Python nor PyTorch.
 
 `choose` decides between `torch` and `native` for one shape of encoder: the library must be there,

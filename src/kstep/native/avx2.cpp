@@ -28,11 +28,13 @@ struct V {
   static Reg add(Reg a, Reg b) { return _mm256_add_ps(a, b); }
   static Reg sub(Reg a, Reg b) { return _mm256_sub_ps(a, b); }
   static Reg mul(Reg a, Reg b) { return _mm256_mul_ps(a, b); }
+  // NaN if b is, a if only a is: what may be NaN comes second, or it would vanish.
   static Reg max(Reg a, Reg b) { return _mm256_max_ps(a, b); }
   static Reg fma(Reg a, Reg b, Reg c) { return _mm256_fmadd_ps(a, b, c); }    // a b + c
   static Reg fnma(Reg a, Reg b, Reg c) { return _mm256_fnmadd_ps(a, b, c); }  // c - a b
-  static Reg where_positive(Reg y, Reg a) {                                  // y > 0 ? a : 0
-    return _mm256_and_ps(a, _mm256_cmp_ps(y, zero(), _CMP_GT_OQ));
+  // y <= 0 ? 0 : a. Where y is NaN the gradient passes, as in PyTorch.
+  static Reg where_positive(Reg y, Reg a) {
+    return _mm256_and_ps(a, _mm256_cmp_ps(y, zero(), _CMP_NLE_UQ));
   }
 };
 

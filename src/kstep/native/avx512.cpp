@@ -28,11 +28,13 @@ struct V {
   static Reg add(Reg a, Reg b) { return _mm512_add_ps(a, b); }
   static Reg sub(Reg a, Reg b) { return _mm512_sub_ps(a, b); }
   static Reg mul(Reg a, Reg b) { return _mm512_mul_ps(a, b); }
+  // NaN if b is, a if only a is: what may be NaN comes second, or it would vanish.
   static Reg max(Reg a, Reg b) { return _mm512_max_ps(a, b); }
   static Reg fma(Reg a, Reg b, Reg c) { return _mm512_fmadd_ps(a, b, c); }    // a b + c
   static Reg fnma(Reg a, Reg b, Reg c) { return _mm512_fnmadd_ps(a, b, c); }  // c - a b
-  static Reg where_positive(Reg y, Reg a) {                                  // y > 0 ? a : 0
-    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(y, zero(), _CMP_GT_OQ), a);
+  // y <= 0 ? 0 : a. Where y is NaN the gradient passes, as in PyTorch.
+  static Reg where_positive(Reg y, Reg a) {
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(y, zero(), _CMP_NLE_UQ), a);
   }
 };
 

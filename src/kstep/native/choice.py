@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.grad import conv2d_input, conv2d_weight
 
+from kstep.errors import KstepError
 from kstep.native import encoder
 from kstep.native.library import Shape, Unavailable, kernels
 
@@ -59,11 +60,11 @@ def choose(asked: Asked, shape: Shape | None, device: str = "cpu") -> Choice:
         trial = Trial(shape)
         if not (error := trial.error()) <= TOLERANCE:  # NaN as well
             raise Unavailable(f"the native encoder is wrong on this machine: off by {error:.1e}")
-    except Unavailable as unavailable:
+        torch_ms, native_ms = trial.milliseconds()
+    except KstepError as refused:  # also by the library: memory or threads it could not get
         if asked == "native":
-            raise
-        return Choice("torch", str(unavailable))
-    torch_ms, native_ms = trial.milliseconds()
+            raise Unavailable(str(refused)) from refused
+        return Choice("torch", str(refused))
     reason = (
         f"{name}, {TRIAL_BATCH} stacks forward and backward: native {native_ms:.1f} ms, "
         f"torch {torch_ms:.1f} ms"
@@ -77,18 +78,24 @@ class Trial:
 
     def __init__(self, shape: Shape, batch: int = TRIAL_BATCH) -> None:
         self.shape = shape
-        draw = torch.Generator().manual_seed(0)
+        draw = torch.Generator("cpu").manual_seed(0)
+
+        def normal(*size: int) -> Tensor:
+            return torch.randn(size, generator=draw, dtype=torch.float32, device="cpu")
+
         size = (batch, shape.frames, shape.height, shape.width, shape.colours)
-        self.observation = torch.randint(0, 256, size, dtype=torch.uint8, generator=draw)
+        self.observation = torch.randint(
+            0, 256, size, generator=draw, dtype=torch.uint8, device="cpu"
+        )
         self.weights, self.biases = [], []
         inputs = shape.frames * shape.colours
         for _ in shape.strides:
-            weight = torch.randn(32, inputs, 3, 3, generator=draw) * (2 / (9 * inputs)) ** 0.5
+            weight = normal(32, inputs, 3, 3) * (2 / (9 * inputs)) ** 0.5
             self.weights.append(weight.contiguous(memory_format=torch.channels_last))
-            self.biases.append(torch.randn(32, generator=draw) / 10)
+            self.biases.append(normal(32) / 10)
             inputs = 32
         height, width, channels = shape.maps()[-1]
-        self.gradient = torch.randn(batch, height * width * channels, generator=draw)
+        self.gradient = normal(batch, height * width * channels)
         for parameter in self.parameters:
             parameter.requires_grad_()
 
@@ -123,18 +130,21 @@ class Trial:
         rounding of zero may fall to either side, and then whole gradients would rightly differ.
         """
         library, strides = kernels(), self.shape.strides
-        maps = library.forward(self.shape, self.observation, self.weights, self.biases, keep=True)
+        given = (self.shape, self.observation, self.weights, self.biases)
+        maps = library.forward(*given, keep=True)
+        alone = library.forward(*given, keep=False)[-1]
+        gradient = self.gradient.view(len(self.observation), *self.shape.maps()[-1])
         gradients = library.backward(
             self.shape,
-            self.gradient,
+            gradient,
             self.observation,
             self.weights,
             maps,  # type: ignore[arg-type]
         )
         found = [tensor.permute(0, 3, 1, 2) for tensor in maps if tensor is not None]
         inputs = [self._floats(), *found]
-        g = self.gradient.view(len(self.observation), *self.shape.maps()[-1]).permute(0, 3, 1, 2)
-        errors = []
+        g = gradient.permute(0, 3, 1, 2)
+        errors = [_error(alone.permute(0, 3, 1, 2), found[-1])]  # type: ignore[union-attr]
         for i in reversed(range(len(strides))):
             x, weight, stride = inputs[i], self.weights[i], strides[i]
             errors.append(

@@ -15,8 +15,14 @@
 #include <cstring>
 #include <new>
 
+#include "interface.h"
 #include "kernels.h"
 #include "pool.h"
+
+// setup.py says which sources these are; the Python side compares.
+#ifndef KSTEP_SOURCES
+#define KSTEP_SOURCES ""
+#endif
 
 namespace kstep {
 namespace {
@@ -259,22 +265,45 @@ void backward(const Kernels& k, const Plan& plan, int batch, const float* gradie
   });
 }
 
-// Refuse, or do it. Nothing thrown may cross a C interface.
+// Nothing thrown may cross a C interface.
 template <class Work>
-const char* guarded(const Encoder* e, int threads, Work work) {
+const char* guarded(Work work) {
+  try {
+    work();
+  } catch (const std::bad_alloc&) {
+    return "more memory";
+  } catch (...) {
+    return "more threads than could be started";
+  }
+  return nullptr;
+}
+
+// Refuse, or do it.
+template <class Work>
+const char* planned(const Encoder* e, int threads, Work work) {
   const Kernels* k = chosen();
   if (!k) return "no kernels for this processor";
   if (!e || threads < 1) return "an encoder and at least one thread";
   Plan plan;
   if (const char* wrong = plan.set(*e, *k)) return wrong;
-  try {
-    work(*k, plan, std::min(threads, kMostThreads));
-  } catch (const std::bad_alloc&) {
-    return "out of memory";
-  } catch (...) {
-    return "a thread could not be started";
-  }
-  return nullptr;
+  return guarded([&] { work(*k, plan, std::min(threads, kMostThreads)); });
+}
+
+// The same for one layer after the first, with room for this many packed weights and scratch.
+template <class Work>
+const char* alone(const Layer& layer, int count, int matrices, Work work) {
+  const Kernels* k = chosen();
+  if (!k) return "no kernels for this processor";
+  if (count < 0 || layer.in_height < 3 || layer.in_width < 3 ||
+      (layer.stride != 1 && layer.stride != 2))
+    return "sides of 3 or more, strides of 1 or 2";
+  return guarded([&] {
+    Memory mine;
+    float* packed = mine.floats(matrices * layer.weights() +
+                                k->scratch(layer.in_height, layer.in_width, {1, 1, 1}));
+    work(*k, packed);
+    free(packed);
+  });
 }
 
 }  // namespace
@@ -282,19 +311,20 @@ const char* guarded(const Encoder* e, int threads, Work work) {
 
 // ---- the C interface. Each function returns null, or what it needs and was not given.
 
-extern "C" {
-
 // Raised whenever anything below changes its meaning; the Python side refuses another number.
-int32_t kstep_native_interface() { return 2; }
+KSTEP_API int32_t kstep_native_interface() { return 3; }
+
+// A name of the sources this was built from, see sources.py.
+KSTEP_API const char* kstep_native_sources() { return KSTEP_SOURCES; }
 
 // Name of the instruction set in use; empty if this processor has none that is known here.
-const char* kstep_native_instructions() {
+KSTEP_API const char* kstep_native_instructions() {
   const kstep::Kernels* k = kstep::chosen();
   return k ? k->name : "";
 }
 
 // Use another instruction set (`avx2`, `avx512`), for tests; null: the best. Whether it is there.
-int32_t kstep_native_use(const char* name) {
+KSTEP_API int32_t kstep_native_use(const char* name) {
   const kstep::Kernels* k = kstep::find(name);
   if (!k) return 0;
   kstep::chosen() = k;
@@ -303,19 +333,21 @@ int32_t kstep_native_use(const char* name) {
 
 // maps[l] receives (batch, height, width, 32) after layer l. Without `keep` only the last is
 // written; the others may be null.
-const char* kstep_encoder_forward(const kstep::Encoder* e, const uint8_t* frames,
-                                  const float* const* weights, const float* const* biases,
-                                  float* const* maps, int32_t keep, int32_t threads) {
-  return kstep::guarded(e, threads, [=](const kstep::Kernels& k, const kstep::Plan& plan, int t) {
+KSTEP_API const char* kstep_encoder_forward(const kstep::Encoder* e, const uint8_t* frames,
+                                            const float* const* weights,
+                                            const float* const* biases, float* const* maps,
+                                            int32_t keep, int32_t threads) {
+  return kstep::planned(e, threads, [=](const kstep::Kernels& k, const kstep::Plan& plan, int t) {
     kstep::forward(k, plan, e->batch, frames, weights, biases, maps, keep, t);
   });
 }
 
-const char* kstep_encoder_backward(const kstep::Encoder* e, const float* gradient,
-                                   const uint8_t* frames, const float* const* weights,
-                                   const float* const* maps, float* const* weight_gradients,
-                                   float* const* bias_gradients, int32_t threads) {
-  return kstep::guarded(e, threads, [=](const kstep::Kernels& k, const kstep::Plan& plan, int t) {
+KSTEP_API const char* kstep_encoder_backward(const kstep::Encoder* e, const float* gradient,
+                                             const uint8_t* frames, const float* const* weights,
+                                             const float* const* maps,
+                                             float* const* weight_gradients,
+                                             float* const* bias_gradients, int32_t threads) {
+  return kstep::planned(e, threads, [=](const kstep::Kernels& k, const kstep::Plan& plan, int t) {
     kstep::backward(k, plan, e->batch, gradient, frames, weights, maps, weight_gradients,
                     bias_gradients, t);
   });
@@ -323,46 +355,31 @@ const char* kstep_encoder_backward(const kstep::Encoder* e, const float* gradien
 
 // One 32 -> 32 layer by itself, for tests: its input (count, height, width, 32) in, its output or
 // its gradients out. `output` masks the gradient; null: no mask.
-const char* kstep_layer_forward(int32_t count, int32_t height, int32_t width, int32_t stride,
-                                const float* input, const float* weight, const float* bias,
-                                float* output) {
-  const kstep::Kernels* k = kstep::chosen();
-  if (!k) return "no kernels for this processor";
-  if (count < 0 || height < 3 || width < 3 || (stride != 1 && stride != 2))
-    return "sides of 3 or more, strides of 1 or 2";
-  kstep::Memory mine;
-  const size_t weights = stride == 1 ? kstep::kWinogradWeights : kstep::kStridedWeights;
-  float* packed = mine.floats(weights + k->scratch(height, width, {1, 1, 1}));
+KSTEP_API const char* kstep_layer_forward(int32_t count, int32_t height, int32_t width,
+                                          int32_t stride, const float* input, const float* weight,
+                                          const float* bias, float* output) {
   const kstep::Layer layer{stride, height, width, 0, 0, false, {}};
-  layer.pack(*k, weight, packed, false);
-  (stride == 1 ? k->winograd_forward : k->strided_forward)(
-      input, packed, bias, output, {count, height, width}, packed + weights);
-  free(packed);
-  return nullptr;
+  return kstep::alone(layer, count, 1, [&](const kstep::Kernels& k, float* packed) {
+    layer.pack(k, weight, packed, false);
+    (stride == 1 ? k.winograd_forward : k.strided_forward)(
+        input, packed, bias, output, layer.images(count), packed + layer.weights());
+  });
 }
 
-const char* kstep_layer_backward(int32_t count, int32_t height, int32_t width, int32_t stride,
-                                 const float* gradient, const float* output, const float* input,
-                                 const float* weight, float* input_gradient,
-                                 float* weight_gradient, float* bias_gradient) {
-  const kstep::Kernels* k = kstep::chosen();
-  if (!k) return "no kernels for this processor";
-  if (count < 0 || height < 3 || width < 3 || (stride != 1 && stride != 2))
-    return "sides of 3 or more, strides of 1 or 2";
-  kstep::Memory mine;
-  const size_t weights = stride == 1 ? kstep::kWinogradWeights : kstep::kStridedWeights;
-  float* packed = mine.floats(2 * weights + k->scratch(height, width, {1, 1, 1}));
-  float* sum = packed + weights;
+KSTEP_API const char* kstep_layer_backward(int32_t count, int32_t height, int32_t width,
+                                           int32_t stride, const float* gradient,
+                                           const float* output, const float* input,
+                                           const float* weight, float* input_gradient,
+                                           float* weight_gradient, float* bias_gradient) {
   const kstep::Layer layer{stride, height, width, 0, 0, false, {}};
-  layer.pack(*k, weight, packed, true);
-  memset(sum, 0, weights * sizeof(float));
-  memset(bias_gradient, 0, kstep::kChannels * sizeof(float));
-  (stride == 1 ? k->winograd_backward : k->strided_backward)(
-      gradient, output, input, packed, input_gradient, sum, bias_gradient, {count, height, width},
-      sum + weights);
-  layer.unpack(*k, sum, weight_gradient);
-  free(packed);
-  return nullptr;
+  return kstep::alone(layer, count, 2, [&](const kstep::Kernels& k, float* packed) {
+    float* sum = packed + layer.weights();
+    layer.pack(k, weight, packed, true);
+    memset(sum, 0, layer.weights() * sizeof(float));
+    memset(bias_gradient, 0, kstep::kChannels * sizeof(float));
+    (stride == 1 ? k.winograd_backward : k.strided_backward)(
+        gradient, output, input, packed, input_gradient, sum, bias_gradient, layer.images(count),
+        sum + layer.weights());
+    layer.unpack(k, sum, weight_gradient);
+  });
 }
-
-}  // extern "C"

@@ -13,11 +13,16 @@ from kstep.native.library import Shape, kernels, plain
 
 
 def usable(observation: Tensor, parameters: Sequence[Tensor]) -> bool:
-    """Whether this very call can be native: bytes and float32 on the CPU, computed as they are."""
+    """Whether this very call can be native: bytes and float32 on the CPU, computed as they are.
+
+    An observation made under `torch.inference_mode` cannot be kept for gradients; PyTorch converts
+    it first and keeps that.
+    """
     return (
         observation.dtype == torch.uint8
         and observation.device.type == "cpu"
         and all(p.dtype == torch.float32 and p.device.type == "cpu" for p in parameters)
+        and not (observation.is_inference() and _learns(parameters))
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()
         and not torch._C._is_tracing()
@@ -34,10 +39,18 @@ def features(
 
     3x3 convolutions of 32 filters, ReLU after each, of the stack divided by 255. Weights are
     PyTorch's (32, inputs, 3, 3).
+
+    The observation is kept for the backward pass as it is, not copied. PyTorch notices if a tensor
+    is changed in between; it cannot notice that a NumPy array it shares memory with was written to,
+    and the gradients would be those of other frames.
     """
-    learns = torch.is_grad_enabled() and any(p.requires_grad for p in (*weights, *biases))
+    learns = _learns((*weights, *biases))
     found = _Features.apply(observation, strides, learns, *weights, *biases)  # type: ignore[no-untyped-call]
     return found.flatten(1)  # type: ignore[no-any-return]
+
+
+def _learns(parameters: Sequence[Tensor]) -> bool:
+    return torch.is_grad_enabled() and any(p.requires_grad for p in parameters)
 
 
 class _Features(torch.autograd.Function):
@@ -77,7 +90,7 @@ class _Features(torch.autograd.Function):
         )
         # Fused Adam walks through weight and gradient side by side: their layouts must agree.
         weights = [
-            w if w.stride() == layout else torch.empty_strided(w.shape, layout).copy_(w)
+            w if w.stride() == layout else w.new_empty_strided(w.shape, layout).copy_(w)
             for w, layout in zip(weights, ctx.layouts, strict=True)
         ]
         wanted = zip((*weights, *biases), ctx.needs_input_grad[3:], strict=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import math
 import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,12 +15,14 @@ import torch
 from torch import Tensor
 
 from kstep.errors import KstepError
+from kstep.native import sources
 
-INTERFACE = 2
+INTERFACE = 3
 """What `kstep_native_interface` must answer: the meaning of every call below."""
 CHANNELS = 32
 MOST_INPUTS = 16
 MOST_LAYERS = 8
+MOST_SIDE = 4096
 
 
 class Unavailable(KstepError):
@@ -73,6 +74,11 @@ class Shape:
                 f"the native encoder has 1 to {MOST_LAYERS} layers with strides 1 or 2, not "
                 f"{self.strides}"
             )
+        if max(self.height, self.width) > MOST_SIDE:
+            raise Unavailable(
+                f"the native encoder takes frames of up to {MOST_SIDE}x{MOST_SIDE}, not "
+                f"{self.height}x{self.width}"
+            )
         if min(self.maps()[-1][:2]) < 1:
             raise Unavailable(
                 f"frames of {self.height}x{self.width} are too small for strides {self.strides}"
@@ -121,6 +127,13 @@ class Library:
             raise Unavailable(
                 f"{path.name} is from another version of kstep: install the package again"
             )
+        self._c.kstep_native_sources.restype = ctypes.c_char_p
+        beside = sources.digest(path.parent)
+        if beside not in (None, self._c.kstep_native_sources().decode()):
+            raise Unavailable(
+                f"{path.name} was built from other sources than those beside it: build it again "
+                "with `make test` or `pip install -e .`"
+            )
         calls = ("encoder_forward", "encoder_backward", "layer_forward", "layer_backward", "stacks")
         for name in calls:
             getattr(self._c, f"kstep_{name}").restype = ctypes.c_char_p
@@ -149,11 +162,11 @@ class Library:
         shape.match(observation, weights, biases)
         batch, sizes = len(observation), shape.maps()
         last = len(sizes) - 1
-        maps = [torch.empty(batch, *s) if keep or i == last else None for i, s in enumerate(sizes)]
+        maps = [_floats(batch, *s) if keep or i == last else None for i, s in enumerate(sizes)]
         self._call(
             "encoder_forward",
             ctypes.byref(shape.structure(batch)),
-            _pointer(observation),
+            _pointer(observation, torch.uint8),
             _pointers(weights),
             _pointers(biases),
             _pointers(maps),
@@ -173,15 +186,19 @@ class Library:
         """Return the gradients of weights and biases, given that of the last map."""
         shape.require()
         shape.match(observation, weights, [])
-        for tensor, size in zip((*maps, gradient), (*shape.maps(), shape.maps()[-1]), strict=True):
-            _same(tensor.numel(), len(observation) * math.prod(size), "floats in a map")
+        sizes = [(len(observation), *size) for size in shape.maps()]
+        if len(maps) != len(sizes):
+            raise KstepError(f"the native encoder expected {len(sizes)} maps, not {len(maps)}")
+        for tensor, size in zip(maps, sizes, strict=True):
+            _same(tuple(tensor.shape), size, "a map of shape")
+        _same(tuple(gradient.shape), sizes[-1], "a gradient of shape")
         weight_gradients = [torch.empty_like(weight) for weight in weights]
-        bias_gradients = [torch.empty(CHANNELS) for _ in weights]
+        bias_gradients = [_floats(CHANNELS) for _ in weights]
         self._call(
             "encoder_backward",
             ctypes.byref(shape.structure(len(observation))),
             _pointer(gradient),
-            _pointer(observation),
+            _pointer(observation, torch.uint8),
             _pointers(weights),
             _pointers(maps),
             _pointers(weight_gradients),
@@ -225,7 +242,7 @@ class Library:
         """One 32 -> 32 layer by itself; x is (B, H, W, 32). For tests."""
         batch, height, width, _ = x.shape
         sides = [(side - 3) // stride + 1 for side in (height, width)]
-        y = torch.empty(batch, *sides, CHANNELS)
+        y = _floats(batch, *sides, CHANNELS)
         tensors = (x, weight, bias, y)
         self._call("layer_forward", batch, height, width, stride, *map(_pointer, tensors))
         return y
@@ -234,7 +251,7 @@ class Library:
         self, stride: int, gradient: Tensor, y: Tensor | None, x: Tensor, weight: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of x, weight and bias, masked where y is not positive. For tests."""
-        found = torch.empty_like(x), torch.empty_like(weight), torch.empty(CHANNELS)
+        found = torch.empty_like(x), torch.empty_like(weight), _floats(CHANNELS)
         tensors = (gradient, y, x, weight, *found)
         sizes = (*x.shape[:3], stride)
         self._call("layer_backward", *sizes, *map(_pointer, tensors))
@@ -263,7 +280,27 @@ def path() -> Path:
 
 @functools.cache
 def _load(where: Path) -> Library:
-    return Library(where)
+    library = Library(where)
+    _require_right_views(library)
+    return library
+
+
+def _require_right_views(library: Library) -> None:
+    """Compare a few small views with NumPy's. Convolutions have a trial of their own, choice.py."""
+    ring = np.arange(3 * 4 * 5 * 2, dtype=np.uint8).reshape(3, 4, 5, 2)
+    slots = np.array([[2, 0], [1, 1], [0, 2]])
+    places = np.array([[0, 0], [1, 3], [2, 1]])
+    for black in (False, True):
+        margins = ((0, 0), (1, 1), (1, 1), (0, 0))
+        padded = np.pad(ring, margins, mode="constant" if black else "edge")
+        expected = [
+            padded[stack, top : top + 4, left : left + 4]
+            for stack, (top, left) in zip(slots, places, strict=True)
+        ]
+        if not np.array_equal(
+            library.stacks(ring, slots, places, (4, 4), pad=1, black=black), expected
+        ):
+            raise Unavailable("the native library's views are wrong on this machine")
 
 
 def load() -> Library:
@@ -271,7 +308,7 @@ def load() -> Library:
     where = path()
     if not where.exists():
         raise Unavailable(
-            "the native encoder was not built: install a C++ compiler and the package again"
+            "the native encoder was not built: install GCC (g++) and then the package again"
         )
     return _load(where)
 
@@ -284,17 +321,28 @@ def kernels() -> Library:
     return library
 
 
-def _pointer(tensor: Tensor | None) -> ctypes.c_void_p:
+def _floats(*size: int) -> Tensor:
+    # Whatever PyTorch's defaults are: the library writes float32 into this memory.
+    return torch.empty(size, dtype=torch.float32, device="cpu")
+
+
+def _pointer(tensor: Tensor | None, dtype: torch.dtype = torch.float32) -> ctypes.c_void_p:
+    if tensor is None:
+        return ctypes.c_void_p(None)
+    if tensor.device.type != "cpu":
+        raise KstepError(f"the native encoder needs tensors on the CPU, not on {tensor.device}")
+    if tensor.dtype != dtype:
+        raise KstepError(f"the native encoder needs {dtype}, not {tensor.dtype}")
     # Every kernel walks memory in the order of the dimensions it was promised.
-    if tensor is not None and not _packed(tensor):
+    if not _packed(tensor):
         raise KstepError(f"the native encoder needs contiguous memory, not {tensor.stride()}")
-    return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
+    return ctypes.c_void_p(tensor.data_ptr())
 
 
 def _packed(tensor: Tensor) -> bool:
     if tensor.dim() == 4 and tuple(tensor.shape[2:]) == (3, 3) and tensor.shape[0] == CHANNELS:
         return tensor.is_contiguous(memory_format=torch.channels_last)
-    return tensor.is_contiguous() and math.prod(tensor.shape) == tensor.numel()
+    return tensor.is_contiguous()
 
 
 def _pointers(tensors: Sequence[Tensor | None]) -> ctypes.Array[ctypes.c_void_p]:

@@ -9,8 +9,22 @@
 #include <mutex>
 #include <thread>
 #include <unistd.h>
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
 
 namespace kstep {
+
+// How this thread rounds and whether it flushes denormals: a state of the thread, not the process.
+#if defined(__x86_64__)
+using Rounding = unsigned;
+inline Rounding rounding() { return _mm_getcsr(); }
+inline void set_rounding(Rounding r) { _mm_setcsr(r); }
+#else
+struct Rounding {};
+inline Rounding rounding() { return {}; }
+inline void set_rounding(Rounding) {}
+#endif
 
 class Pool {
  public:
@@ -40,6 +54,7 @@ class Pool {
       std::lock_guard<std::mutex> lock(mutex_);
       for (; started_ < helpers; started_++) std::thread(&Pool::work, this, started_ + 1).detach();
       task_ = &task;
+      rounding_ = rounding();  // or bits would depend on which thread computed them
       tasks_ = tasks;
       next_ = 0;
       helpers_ = working_ = helpers;
@@ -69,6 +84,7 @@ class Pool {
         seen = round_;
         if (worker > helpers_) continue;
         task = task_;
+        set_rounding(rounding_);
       }
       take(*task, worker);
       std::lock_guard<std::mutex> lock(mutex_);
@@ -79,6 +95,7 @@ class Pool {
   std::mutex mutex_;
   std::condition_variable wake_, done_;
   const std::function<void(int, int)>* task_ = nullptr;
+  Rounding rounding_{};
   std::atomic<int> next_{0};
   int tasks_ = 0, helpers_ = 0, working_ = 0, started_ = 0;
   unsigned long round_ = 0;

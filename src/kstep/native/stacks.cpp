@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "interface.h"
 #include "pool.h"
 
 namespace kstep {
@@ -52,12 +53,10 @@ void frame(const View& v, const uint8_t* from, int top, int left, uint8_t* to) {
 }  // namespace
 }  // namespace kstep
 
-extern "C" {
-
 // `slots` (count, frames) index the ring, `places` (count, 2) are top and left. The Python side has
 // checked both against the ring and the frame.
-const char* kstep_stacks(const kstep::View* v, const uint8_t* ring, const int64_t* slots,
-                         const int64_t* places, uint8_t* out, int32_t threads) {
+KSTEP_API const char* kstep_stacks(const kstep::View* v, const uint8_t* ring, const int64_t* slots,
+                                   const int64_t* places, uint8_t* out, int32_t threads) {
   if (!v || threads < 1) return "a view and at least one thread";
   if (v->height < 1 || v->width < 1 || v->colours < 1 || v->out_height < 1 || v->out_width < 1)
     return "frames of at least one pixel";
@@ -75,9 +74,7 @@ const char* kstep_stacks(const kstep::View* v, const uint8_t* ring, const int64_
                        (int)places[2 * i + 1], out + out_size * (i * v->frames + s));
     });
   } catch (...) {
-    return "a thread could not be started";
+    return "more threads than could be started";
   }
   return nullptr;
 }
-
-}  // extern "C"

@@ -100,8 +100,8 @@ KSTEP_KERNEL void direct(const Rows& in, int first, const float* weight, const f
   const R low = V::all(floor);
   KSTEP_UNROLL
   for (int i = 0; i < kPixels; i++) {
-    V::store(out + (ptrdiff_t)i * out_step, V::max(sum[i][0], low));
-    V::store(out + (ptrdiff_t)i * out_step + W, V::max(sum[i][1], low));
+    V::store(out + (ptrdiff_t)i * out_step, V::max(low, sum[i][0]));
+    V::store(out + (ptrdiff_t)i * out_step + W, V::max(low, sum[i][1]));
   }
 }
 
@@ -369,7 +369,7 @@ KSTEP_INLINE void output_tile(const float* m, const float* bias, float* y, int w
       KSTEP_UNROLL
       for (int j = 0; j < 4; j++)
         if (i < h && j < w)
-          V::store(y + ((ptrdiff_t)i * width + j) * C + c, V::max(V::add(r[j], b), V::zero()));
+          V::store(y + ((ptrdiff_t)i * width + j) * C + c, V::max(V::zero(), V::add(r[j], b)));
     }
   }
 }

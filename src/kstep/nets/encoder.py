@@ -5,9 +5,10 @@ The encoder of SAC-AE (Yarats et al. 2019, arXiv:1910.01741) that every pixel me
 stages because some methods let the actor share only the first: `features` (convolutions,
 flattened) and `latent` (what follows).
 
-Memory layout: frames arrive as (B, S, H, W, C) uint8. One conversion makes them float in PyTorch's
-channels-last format, in which oneDNN and cuDNN compute, and features are flattened in (H, W, C)
-order so that this costs no copy either. That order is part of the weights' meaning on every device.
+Memory layout: frames arrive as (B, S, H, W, C) uint8. For PyTorch one conversion makes them float
+in its channels-last format, in which oneDNN and cuDNN compute; the native kernels read the bytes as
+they are. Features are flattened in (H, W, C) order so that this costs no copy either. That order is
+part of the weights' meaning on every device.
 
 The convolutions are computed by PyTorch or by the kernels in `kstep.native`, to the same numbers up
 to rounding. Which one is the encoder's `backend`; nothing outside this file can tell.
