@@ -116,12 +116,14 @@ def tell(curves: list[Curve]) -> None:
         for row in curve.rows:
             returns = np.asarray(row["returns"])
             step = row["env_steps"]
-            line = f"{step:>9,}  {returns.mean():6.1f} ± {returns.std(ddof=1):5.1f}"
+            line = f"{step:>9,}  {returns.mean():6.1f} ± {returns.std():5.1f}"
             if step in paper:
                 mean, std = paper[step]
                 away = (returns.mean() - mean) / std if std else float("nan")
                 place = "inside" if abs(returns.mean() - mean) <= std else "outside"
-                line += f"   paper {mean:6.1f} ± {std:5.1f}: {place} ({away:+.1f} deviations)"
+                line += (
+                    f"   the paper's KSL {mean:6.1f} ± {std:5.1f}: {place} ({away:+.1f} deviations)"
+                )
             print(line)
 
 
