@@ -421,6 +421,7 @@ def test_attention_is_where_the_map_is_active() -> None:
     assert enlarged.shape == (2, 24, 24)
     assert enlarged[0, 3, 3] == enlarged.max() == pytest.approx(4.0)  # the middle of 7 pixels
     assert enlarged[0, 3, 5] == pytest.approx(2.0)  # half way to the next unit
+    assert enlarged[0, 3, 1] == pytest.approx(2.0)  # as far on the other side, where there is none
     assert not enlarged[:, 7:].any()
     even, focused = np.ones((2, 10, 10)), np.zeros((2, 10, 10))
     focused[:, 0] = 1.0
@@ -431,7 +432,7 @@ def test_attention_is_where_the_map_is_active() -> None:
 def test_attention_lies_on_what_an_encoder_sees(strides: tuple[int, ...]) -> None:
     config = EncoderConfig(strides=strides)  # its first weights look only at the middle pixel
     encoder = PixelEncoder(config, (84, 84, 3), 1)
-    for row, column in ((15, 43), (59, 67)):
+    for row, column in ((11, 43), (59, 71)):
         image = np.zeros((1, 1, 84, 84, 3), np.uint8)
         image[:, :, row, column] = 255
         with torch.no_grad():

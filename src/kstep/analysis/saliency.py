@@ -51,12 +51,12 @@ def attention(maps: Array, strides: Sequence[int], height: int, width: int) -> A
 
 def _placed(units: int, strides: Sequence[int], pixels: int) -> Array:
     """Return weights (pixels, units) that interpolate between units, each in the middle of what it
-    sees; pixels beyond the outermost take theirs."""
+    sees; they fade out beyond the outermost."""
     step, middle = 1, 0
     for stride in strides:
         middle += step  # one pixel of a 3x3 kernel's margin, at this layer's scale
         step *= stride
-    place = np.clip((np.arange(pixels) - middle) / step, 0, units - 1)
+    place = (np.arange(pixels) - middle) / step
     distance = np.abs(place[:, None] - np.arange(units))
     return np.maximum(0.0, 1.0 - distance).astype(np.float32)
 
