@@ -53,6 +53,14 @@ def kernels() -> Library:
         pytest.skip(str(unavailable))
 
 
+def test_where_it_can_be_built_it_is() -> None:
+    """Or a build that breaks would only be seen as tests that are skipped."""
+    processor = Path("/proc/cpuinfo")
+    if shutil.which("g++") is None or not processor.exists() or "avx2" not in processor.read_text():
+        pytest.skip("there is no g++ or no AVX2 here: no kernels are expected")
+    assert native.kernels() is native.load()  # raises with the reason where it is not
+
+
 @pytest.fixture(scope="module", params=["avx2", "avx512"])
 def each(request: pytest.FixtureRequest, kernels: Library) -> Any:
     if not kernels.use(request.param):
