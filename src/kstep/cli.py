@@ -470,6 +470,7 @@ class Sweep:
 
         from rich.console import Console
 
+        from kstep.native import expected
         from kstep.sweep import engines, plan, watch
 
         if self.sync and self.engine != "ray":
@@ -483,7 +484,8 @@ class Sweep:
         specs = planned()
         cores = len(os.sched_getaffinity(0))
         statuses = [plan.status(spec) for spec in specs]
-        watch.show_plan(sweep, specs, statuses, console, cores)
+        backend = expected(self.encoder_backend, self.device)
+        watch.show_plan(sweep, specs, statuses, console, cores, backend)
         if self.plan:
             return
         here = self.engine == "local"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kstep.cli import main
-from kstep.sweep.plan import RunSpec, Status, estimate, plan, read, shipped
+from kstep.sweep.plan import ByWhat, RunSpec, Status, estimate, plan, read, shipped
 from kstep.sweep.store import COLUMNS, OPTIONAL, REQUIRED
 from tests.docs.test_decisions import tables
 
@@ -62,9 +62,10 @@ def test_the_commands_that_plan_run(
     assert "21 runs: 21 missing" in capsys.readouterr().out
 
 
-def test_the_costs_are_what_the_plan_says() -> None:
+@pytest.mark.parametrize(("backend", "named"), [("native", "native"), ("torch", "PyTorch's")])
+def test_the_costs_are_what_the_plan_says(backend: ByWhat, named: str) -> None:
     """Core-hours, longest run and wall time, to the two digits the page gives."""
-    (table,) = (t for t in tables(TEXT) if "core-hours" in t.head)
+    (table,) = (t for t in tables(TEXT) if t.head[0] == f"{named} convolutions")
     assert len(table.rows) == 3
     for what, runs, core_hours, longest, disk, *nodes in table.rows:
         name, scale = what.replace("`", "").split(", ")
@@ -73,7 +74,7 @@ def test_the_costs_are_what_the_plan_says() -> None:
             for spec in plan(read(experiment, scale)):
                 other = specs.get(spec.folder, spec)
                 specs[spec.folder] = max(spec, other, key=lambda s: s.env_steps)
-        left = estimate([*specs.values()], [Status("missing")] * len(specs))
+        left = estimate([*specs.values()], [Status("missing")] * len(specs), backend=backend)
         assert len(specs) == number(runs)
         assert number(core_hours) == pytest.approx(left.core_hours, rel=0.02)
         assert number(longest) == pytest.approx(left.longest_core_hours, rel=0.02)

@@ -75,8 +75,10 @@ def test_from_the_command_line_to_the_table(
     runs, table = tmp_path / "runs", tmp_path / "results.parquet"
     command = ["sweep", "main", "--scale", "debug", "--methods", "ksl", "sac_state"]
     command += ["--seeds", "1", "--runs", str(runs), "--workers", "2", "--threads", "1"]
-    main([*command, "--plan"])
-    assert "2 runs: 2 missing" in capsys.readouterr().out
+    main([*command, "--plan", "--encoder-backend", "torch"])
+    said = capsys.readouterr().out
+    assert "2 runs: 2 missing" in said
+    assert "assumed speed, PyTorch's convolutions" in said
     assert not runs.exists()
     main(command)
     assert "sweep ended: 2 done" in capsys.readouterr().out

@@ -610,6 +610,13 @@ def test_auto_takes_what_is_faster(kernels: Library, monkeypatch: pytest.MonkeyP
     assert native.choose("auto", SMALL, "cuda").backend == "torch"
 
 
+def test_what_is_expected_needs_no_trial(kernels: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(Trial, "milliseconds")
+    assert native.expected("auto") == native.expected("native") == "native"
+    assert native.expected("torch") == native.expected("compiled") == "torch"
+    assert native.expected("auto", "cuda") == "torch"
+
+
 @pytest.mark.parametrize("by", [NAN, 1.0])
 @pytest.mark.parametrize(
     "what", ["forward", "forward, kept", "backward, weights", "backward, biases"]
@@ -685,6 +692,7 @@ def test_without_a_library_everything_goes_through_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(library, "path", lambda: tmp_path / "missing.so")
+    assert native.expected("auto") == "torch"
     assert "was not built" in native.choose("auto", SMALL).reason
     with pytest.raises(Unavailable, match="was not built"):
         native.choose("native", SMALL)

@@ -267,6 +267,20 @@ def test_half_written_lines_are_passed_over(tmp_path: Path) -> None:
     assert status(spec).env_steps == 100
 
 
+@pytest.mark.parametrize("preset", planning.SCALES[:2])
+def test_native_convolutions_are_assumed_to_take_half(preset: str, tmp_path: Path) -> None:
+    """And where a run was measured, the assumption does not matter."""
+    specs = plan(read("main", preset), tmp_path, tasks=["cartpole_swingup"], seeds=[1])
+    missing = [planning.Status("missing")] * len(specs)
+    native, torch = (estimate(specs, missing, backend=name) for name in ("native", "torch"))
+    assert 0.4 < native.core_hours / torch.core_hours < 0.65
+    assert (native.backend, torch.backend) == ("native", "torch")
+    assert native.memory_gb == torch.memory_gb
+    speeds = dict.fromkeys((spec.kind for spec in specs), 0.1)
+    measured = {estimate(specs, missing, speeds, name).core_hours for name in ("native", "torch")}
+    assert len(measured) == 1
+
+
 def test_estimates_use_what_was_measured(tmp_path: Path) -> None:
     specs = plan(read("main", "cpu"), tmp_path, tasks=["cartpole_swingup"], methods=["ksl"])
     before = estimate(specs, [status(spec) for spec in specs])

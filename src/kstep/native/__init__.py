@@ -17,6 +17,7 @@ from kstep.native.choice import Asked as Asked
 from kstep.native.choice import Backend as Backend
 from kstep.native.choice import Choice as Choice
 from kstep.native.choice import choose as choose
+from kstep.native.choice import expected as expected
 from kstep.native.encoder import features as features
 from kstep.native.encoder import usable as usable
 from kstep.native.library import Shape as Shape

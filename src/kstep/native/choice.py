@@ -73,6 +73,17 @@ def choose(asked: Asked, shape: Shape | None, device: str = "cpu") -> Choice:
     return Choice("native" if faster else "torch", reason, torch_ms, native_ms)
 
 
+def expected(asked: Asked, device: str = "cpu") -> Literal["torch", "native"]:
+    """Return what `choose` is likely to take for pixels, without a trial: for estimates of time."""
+    if device != "cpu" or asked in ("torch", "compiled"):
+        return "torch"
+    try:
+        kernels()
+    except KstepError:
+        return "torch"
+    return "native"
+
+
 class Trial:
     """A random batch through random weights, by both backends."""
 

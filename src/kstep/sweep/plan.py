@@ -34,6 +34,7 @@ from kstep.run import Run
 from kstep.types import KstepError
 
 SCALES = ("paper", "cpu", "debug")
+ByWhat = Literal["torch", "native"]
 State = Literal["missing", "running", "partly", "done", "failed"]
 STATES: tuple[State, ...] = ("done", "running", "partly", "failed", "missing")
 NO_ENCODERS = "it was trained without saving all its encoders: choose another folder for --runs"
@@ -283,6 +284,8 @@ class Estimate:
     """Of all runs when they are complete."""
     measured: int
     """How many of the unfinished runs are estimated from measured ones."""
+    backend: ByWhat = "torch"
+    """What the others are assumed to compute their convolutions with."""
 
     def hours(self, cores: int, threads: int = 1) -> float:
         """Return the wall time on that many cores, at best."""
@@ -305,13 +308,17 @@ def estimate(
     specs: Sequence[RunSpec],
     statuses: Sequence[Status],
     speeds: dict[tuple[str, str, str], float] | None = None,
+    backend: ByWhat = "torch",
 ) -> Estimate:
-    """Add up hours, memory and disk, from measured speeds where there are any."""
+    """Add up hours, memory and disk, from measured speeds where there are any.
+
+    Other runs take what is assumed of this backend.
+    """
     speeds = speeds or {}
     total = longest = memory = disk = 0.0
     measured = 0
     for spec, found in zip(specs, statuses, strict=True):
-        shape = _shape_of(spec)
+        shape = _shape_of(spec, backend)
         disk += shape.disk_gb + _encoders_gb(spec)
         if found.state == "done":
             continue
@@ -320,7 +327,7 @@ def estimate(
         hours = left * speeds.get(spec.kind, shape.core_seconds) / 3600
         total, longest = total + hours, max(longest, hours)
         memory = max(memory, shape.memory_gb)
-    return Estimate(total, longest, memory, disk, measured)
+    return Estimate(total, longest, memory, disk, measured, backend)
 
 
 def memory_gb(spec: RunSpec) -> float:
@@ -363,9 +370,11 @@ def _assumed() -> dict[str, Any]:
     return tomllib.loads(files("kstep").joinpath("sweep/speeds.toml").read_text())
 
 
-def _shape_of(spec: RunSpec) -> _Shape:
+def _shape_of(spec: RunSpec, backend: ByWhat = "torch") -> _Shape:
     frozen = spec.frozen_encoder is not None
-    return _shape(spec.method, spec.task, spec.preset, spec.overrides, spec.env_steps, frozen)
+    return _shape(
+        spec.method, spec.task, spec.preset, spec.overrides, spec.env_steps, frozen, backend
+    )
 
 
 @cache
@@ -376,6 +385,7 @@ def _shape(
     overrides: tuple[str, ...],
     env_steps: int,
     frozen: bool,
+    backend: ByWhat,
 ) -> _Shape:
     experiment = resolve(method, task, preset=preset, env_steps=env_steps, overrides=overrides)
     learning, env = experiment.method.learning, experiment.env
@@ -387,10 +397,11 @@ def _shape(
         passes = assumed["passes"]
         name = next(n for n in (method, method.partition("-")[0], "ksl") if n in passes)
         forward, backward = passes[name]
-        unit = assumed["unit"].get(preset, assumed["unit"]["paper"])
-        seconds = (forward + 2 * backward * (not frozen)) * unit
+        units = assumed["unit"][backend]
+        seconds = (forward + 2 * backward * (not frozen)) * units.get(preset, units["paper"])
         if preset != "debug":
             seconds *= learning.batch_size / 128
+            seconds += float(assumed["decision"]["seconds"])
         frame = 3 * env.size**2
     # The array is as large as the budget could fill; what the run can touch is less.
     kept = min(learning.replay_capacity, math.ceil(env_steps / repeat))

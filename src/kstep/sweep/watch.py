@@ -42,6 +42,7 @@ def show_plan(
     statuses: Sequence[Status],
     console: Console,
     cores: int,
+    backend: plan.ByWhat = "torch",
 ) -> None:
     """Print the grid, what is done and missing, and what the rest will take."""
     console.print(f"[bold]{sweep.name}[/bold] ({sweep.scale}): {sweep.title}", highlight=False)
@@ -64,15 +65,16 @@ def show_plan(
     for spec, found in zip(specs, statuses, strict=True):
         if found.problem:
             console.print(f"  failed: {spec.label}: {found.problem}", style="red", markup=False)
-    left = plan.estimate(specs, statuses, plan.measured_speeds(specs))
+    left = plan.estimate(specs, statuses, plan.measured_speeds(specs), backend)
     unfinished = len(specs) - counted["done"]
     if unfinished:
+        by = {"native": "native convolutions", "torch": "PyTorch's convolutions"}[left.backend]
         source = (
             "measured speed"
             if left.measured == unfinished
-            else "assumed speed"
+            else f"assumed speed, {by}"
             if not left.measured
-            else f"measured speed for {left.measured} runs, assumed for the others"
+            else f"measured speed for {left.measured} runs, assumed for the others, {by}"
         )
         console.print(
             f"left: about {left.core_hours:,.1f} core-hours, {left.hours(cores):,.1f} hours on "
