@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy.stats import kstest, norm, ortho_group
 
-from kstep.analysis import fit
+from kstep.analysis import evaluation_set, fit
 from kstep.analysis.collapse import collapse, effective_rank, uniformity
 from kstep.analysis.evaluation_set import EvaluationSet
 from kstep.analysis.gradients import Angle, angles, direction, gradients, live_angles
@@ -358,9 +358,18 @@ def test_horizon_of_known_predictions() -> None:
     assert opposite.model == pytest.approx(np.full(5, 4.0))
 
 
-def test_predictions_go_with_the_actions_taken_and_the_states_reached() -> None:
-    agent, _ = agent_and_replay("ksl")
+@pytest.mark.parametrize("batch", [64, 3])  # of 3: one without any state to begin from
+@pytest.mark.parametrize("method", ["ksl", "ksl-conv", "ksl-k1-l2"])
+def test_predictions_go_with_the_actions_taken_and_the_states_reached(
+    method: str, batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluation_set, "BATCH", batch)
+    agent, _ = agent_and_replay(method)
     assert isinstance(agent.task, KSL)
+    borrowed = agent.task.borrowed_layers
+    assert borrowed == (2 if method == "ksl-k1-l2" else 0)
+    layers = agent.core.critic.first_layers(borrowed) if borrowed else []
+    encode = agent.encoder.features if method == "ksl-conv" else agent.encoder
     size, episode = agent.spec.frame_shape[0], np.repeat([0, 1], [6, 5])
     on = EvaluationSet(
         frames={size: RNG.integers(0, 256, (11, size, size, 3)).astype(np.uint8)},
@@ -380,10 +389,10 @@ def test_predictions_go_with_the_actions_taken_and_the_states_reached() -> None:
             target = agent.task.targets(agent.task_encoder, views[:, None])[:, 0].numpy()
             assert start[index] == pytest.approx(target[0], abs=1e-5)
             assert reached[index] == pytest.approx(target[1:], abs=1e-5)
-            latent = agent.encoder(views[:1])
+            latent = encode(views[:1])
             for j in range(4):
                 action = torch.from_numpy(on.action[begin + j : begin + j + 1])
-                latent = agent.task.transition(latent, action, [])
+                latent = agent.task.transition(latent, action, layers)
                 wanted = agent.task.predictor(agent.task.projector(latent))[0].numpy()
                 assert predicted[index, j] == pytest.approx(wanted, abs=1e-5)
     with pytest.raises(KstepError, match="longer than 9 decisions"):

@@ -61,21 +61,25 @@ def predictions(agent: Agent, on: EvaluationSet, ahead: int) -> tuple[Array, Arr
         raise KstepError(f"no episode of the evaluation set is longer than {ahead} decisions")
     encode = agent.encoder.features if task.sees == "features" else agent.encoder
     layers = agent.core.critic.first_layers(task.borrowed_layers) if task.borrowed_layers else []
-    latents, targets = [], []
+    predicted, targets = [], []
+    first = 0
     for stacks in on.batches(agent.spec.frame_shape[0], agent.method.stack):
         view = to_device(agent.augment.act_view(stacks), agent.device)
-        latents.append(encode(view))
         targets.append(task.targets(agent.task_encoder, view[:, None])[:, 0])
+        # A batch is carried to the end at once: all states' feature maps would be gigabytes.
+        own = starts[(starts >= first) & (starts < first + len(view))]
+        latent = encode(view)[own - first]
+        steps = []
+        for j in range(ahead):
+            action = to_device(on.action[own + j], agent.device)
+            latent = task.transition(latent, action, layers)
+            steps.append(task.predictor(task.projector(latent)))
+        predicted.append(torch.stack(steps, dim=1))
+        first += len(view)
     target = torch.cat(targets)
-    latent = torch.cat(latents)[starts]
-    predicted = []
-    for j in range(ahead):
-        action = to_device(on.action[starts + j], agent.device)
-        latent = task.transition(latent, action, layers)
-        predicted.append(task.predictor(task.projector(latent)))
     reached = target[starts[:, None] + np.arange(1, ahead + 1)]
     return (
-        torch.stack(predicted, dim=1).cpu().numpy(),
+        torch.cat(predicted).cpu().numpy(),
         reached.cpu().numpy(),
         target[starts].cpu().numpy(),
     )
