@@ -3,7 +3,8 @@
     python scripts/curves.py RUN [RUN ...] --out docs/results/cartpole_swingup_cpu
 
 writes <out>.csv (one row per evaluation episode) and <out>.png, and prints every evaluation's mean
-with the paper's beside it.
+with the paper's beside it. Where several pairs of runs differ in their encoder's backend alone, it
+prints their differences too, native minus torch.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
 import numpy as np
+from scipy.stats import ttest_1samp
 
 from kstep import published
 from kstep.run import Run
 
 COLOURS = {"ksl": "#c0392b", "ksl-results": "#8e44ad", "sac_pixel": "#2c6fbb"}
+SEEDS = ["#c0392b", "#2c6fbb", "#27864b", "#b7791f", "#8e44ad", "#16877f"]
+"""Colours by seed, where there are several."""
 LINES = {"native": "-", "torch": ":"}
 
 
@@ -83,7 +87,11 @@ def draw(curves: list[Curve], target: Path) -> None:
         label=f"KSL, the paper ({published.seeds()} seeds, mean ± one standard deviation)",
     )
     backends = {curve.backend for curve in curves}
+    seeds = sorted({curve.seed for curve in curves})
     for curve in curves:
+        colour = COLOURS.get(curve.method)
+        if len(seeds) > 1:
+            colour = SEEDS[seeds.index(curve.seed) % len(SEEDS)]
         which = f"{curve.method}, preset {curve.preset}, seed {curve.seed}"
         if len(backends) > 1:
             which += f", {curve.backend} encoder"
@@ -92,7 +100,7 @@ def draw(curves: list[Curve], target: Path) -> None:
             list(curve.means.values()),
             marker="o",
             markersize=3.5,
-            color=COLOURS.get(curve.method),
+            color=colour,
             linestyle=LINES.get(curve.backend, "-") if len(backends) > 1 else "-",
             label=which,
         )
@@ -104,7 +112,7 @@ def draw(curves: list[Curve], target: Path) -> None:
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
-    axes.legend(frameon=False, fontsize=8, loc="upper left")
+    axes.legend(frameon=False, fontsize=8 if len(curves) < 5 else 6, loc="upper left")
     figure.tight_layout()
     figure.savefig(target)
 
@@ -127,6 +135,28 @@ def tell(curves: list[Curve]) -> None:
             print(line)
 
 
+def tell_pairs(curves: list[Curve]) -> None:
+    """Print native minus torch at every mark that several pairs of runs have reached."""
+    found = {(curve[:4], curve.backend): curve.means for curve in curves}
+    pairs = [
+        (native, found[who, "torch"])
+        for (who, backend), native in found.items()
+        if backend == "native" and (who, "torch") in found
+    ]
+    for step in sorted({step for native, torch in pairs for step in native.keys() & torch.keys()}):
+        of = [
+            native[step] - torch[step]
+            for native, torch in pairs
+            if step in native and step in torch
+        ]
+        if len(of) > 1 and step > 0:
+            p = ttest_1samp(of, 0.0).pvalue
+            print(
+                f"native - torch at {step:,}, {len(of)} pairs: mean {np.mean(of):+.1f}, standard "
+                f"deviation {np.std(of, ddof=1):.1f}, p = {p:.2f} (paired t)"
+            )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("runs", nargs="+", type=Path)
@@ -136,6 +166,7 @@ def main() -> None:
     write(curves, arguments.out.with_suffix(".csv"))
     draw(curves, arguments.out.with_suffix(".png"))
     tell(curves)
+    tell_pairs(curves)
 
 
 if __name__ == "__main__":
