@@ -23,7 +23,7 @@ from kstep.run import Run
 
 COLOURS = {"ksl": "#c0392b", "ksl-results": "#8e44ad", "sac_pixel": "#2c6fbb"}
 SEEDS = ["#c0392b", "#2c6fbb", "#27864b", "#b7791f", "#8e44ad", "#16877f"]
-"""Colours by seed, where there are several."""
+"""Colours by seed, where one method has several."""
 LINES = {"native": "-", "torch": ":"}
 
 
@@ -88,9 +88,10 @@ def draw(curves: list[Curve], target: Path) -> None:
     )
     backends = {curve.backend for curve in curves}
     seeds = sorted({curve.seed for curve in curves})
+    by_seed = len(seeds) > 1 and len({curve.method for curve in curves}) == 1
     for curve in curves:
         colour = COLOURS.get(curve.method)
-        if len(seeds) > 1:
+        if by_seed:
             colour = SEEDS[seeds.index(curve.seed) % len(SEEDS)]
         which = f"{curve.method}, preset {curve.preset}, seed {curve.seed}"
         if len(backends) > 1:
@@ -143,13 +144,12 @@ def tell_pairs(curves: list[Curve]) -> None:
         for (who, backend), native in found.items()
         if backend == "native" and (who, "torch") in found
     ]
-    for step in sorted({step for native, torch in pairs for step in native.keys() & torch.keys()}):
-        of = [
-            native[step] - torch[step]
-            for native, torch in pairs
-            if step in native and step in torch
-        ]
-        if len(of) > 1 and step > 0:
+    differences: dict[int, list[float]] = {}
+    for native, torch in pairs:
+        for step in native.keys() & torch.keys() - {0}:
+            differences.setdefault(step, []).append(native[step] - torch[step])
+    for step, of in sorted(differences.items()):
+        if len(of) > 1:
             p = ttest_1samp(of, 0.0).pvalue
             print(
                 f"native - torch at {step:,}, {len(of)} pairs: mean {np.mean(of):+.1f}, standard "

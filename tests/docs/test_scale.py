@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from kstep.cli import main
-from kstep.sweep.plan import ByWhat, RunSpec, Status, estimate, plan, read, shipped
+from kstep.native import Backend
+from kstep.sweep.plan import RunSpec, Status, estimate, plan, read, shipped
 from kstep.sweep.store import COLUMNS, OPTIONAL, REQUIRED
 from tests.docs.test_decisions import tables
 
@@ -63,7 +64,7 @@ def test_the_commands_that_plan_run(
 
 
 @pytest.mark.parametrize(("backend", "named"), [("native", "native"), ("torch", "PyTorch's")])
-def test_the_costs_are_what_the_plan_says(backend: ByWhat, named: str) -> None:
+def test_the_costs_are_what_the_plan_says(backend: Backend, named: str) -> None:
     """Core-hours, longest run and wall time, to the two digits the page gives."""
     (table,) = (t for t in tables(TEXT) if t.head[0] == f"{named} convolutions")
     assert len(table.rows) == 3

@@ -274,7 +274,6 @@ def test_native_convolutions_are_assumed_to_take_half(preset: str, tmp_path: Pat
     missing = [planning.Status("missing")] * len(specs)
     native, torch = (estimate(specs, missing, backend=name) for name in ("native", "torch"))
     assert 0.4 < native.core_hours / torch.core_hours < 0.65
-    assert (native.backend, torch.backend) == ("native", "torch")
     assert native.memory_gb == torch.memory_gb
     speeds = dict.fromkeys((spec.kind for spec in specs), 0.1)
     measured = {estimate(specs, missing, speeds, name).core_hours for name in ("native", "torch")}

@@ -73,9 +73,11 @@ def choose(asked: Asked, shape: Shape | None, device: str = "cpu") -> Choice:
     return Choice("native" if faster else "torch", reason, torch_ms, native_ms)
 
 
-def expected(asked: Asked, device: str = "cpu") -> Literal["torch", "native"]:
+def expected(asked: Asked, device: str = "cpu") -> Backend:
     """Return what `choose` is likely to take for pixels, without a trial: for estimates of time."""
-    if device != "cpu" or asked in ("torch", "compiled"):
+    if asked in ("torch", "compiled"):
+        return asked
+    if device != "cpu":
         return "torch"
     try:
         kernels()

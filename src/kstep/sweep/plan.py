@@ -30,11 +30,11 @@ from typing import Any, Literal
 from kstep import encoders, methods
 from kstep.config import PRESETS, Experiment, FrozenEncoder, digest, resolve, setting
 from kstep.envs import tasks as known_tasks
+from kstep.native import Backend
 from kstep.run import Run
 from kstep.types import KstepError
 
 SCALES = ("paper", "cpu", "debug")
-ByWhat = Literal["torch", "native"]
 State = Literal["missing", "running", "partly", "done", "failed"]
 STATES: tuple[State, ...] = ("done", "running", "partly", "failed", "missing")
 NO_ENCODERS = "it was trained without saving all its encoders: choose another folder for --runs"
@@ -284,8 +284,6 @@ class Estimate:
     """Of all runs when they are complete."""
     measured: int
     """How many of the unfinished runs are estimated from measured ones."""
-    backend: ByWhat = "torch"
-    """What the others are assumed to compute their convolutions with."""
 
     def hours(self, cores: int, threads: int = 1) -> float:
         """Return the wall time on that many cores, at best."""
@@ -308,11 +306,11 @@ def estimate(
     specs: Sequence[RunSpec],
     statuses: Sequence[Status],
     speeds: dict[tuple[str, str, str], float] | None = None,
-    backend: ByWhat = "torch",
+    backend: Backend = "torch",
 ) -> Estimate:
     """Add up hours, memory and disk, from measured speeds where there are any.
 
-    Other runs take what is assumed of this backend.
+    Other runs take what is assumed of this backend's convolutions.
     """
     speeds = speeds or {}
     total = longest = memory = disk = 0.0
@@ -327,7 +325,7 @@ def estimate(
         hours = left * speeds.get(spec.kind, shape.core_seconds) / 3600
         total, longest = total + hours, max(longest, hours)
         memory = max(memory, shape.memory_gb)
-    return Estimate(total, longest, memory, disk, measured, backend)
+    return Estimate(total, longest, memory, disk, measured)
 
 
 def memory_gb(spec: RunSpec) -> float:
@@ -370,7 +368,7 @@ def _assumed() -> dict[str, Any]:
     return tomllib.loads(files("kstep").joinpath("sweep/speeds.toml").read_text())
 
 
-def _shape_of(spec: RunSpec, backend: ByWhat = "torch") -> _Shape:
+def _shape_of(spec: RunSpec, backend: Backend = "torch") -> _Shape:
     frozen = spec.frozen_encoder is not None
     return _shape(
         spec.method, spec.task, spec.preset, spec.overrides, spec.env_steps, frozen, backend
@@ -385,7 +383,7 @@ def _shape(
     overrides: tuple[str, ...],
     env_steps: int,
     frozen: bool,
-    backend: ByWhat,
+    backend: Backend,
 ) -> _Shape:
     experiment = resolve(method, task, preset=preset, env_steps=env_steps, overrides=overrides)
     learning, env = experiment.method.learning, experiment.env
@@ -397,7 +395,7 @@ def _shape(
         passes = assumed["passes"]
         name = next(n for n in (method, method.partition("-")[0], "ksl") if n in passes)
         forward, backward = passes[name]
-        units = assumed["unit"][backend]
+        units = assumed["unit"]["native" if backend == "native" else "torch"]
         seconds = (forward + 2 * backward * (not frozen)) * units.get(preset, units["paper"])
         if preset != "debug":
             seconds *= learning.batch_size / 128

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kstep.log import clock
+from kstep.native import Backend
 from kstep.sweep import plan
 from kstep.sweep.engines import Engine, Outcome, Slot
 from kstep.sweep.plan import RunSpec, State, Status, Sweep
@@ -42,7 +43,7 @@ def show_plan(
     statuses: Sequence[Status],
     console: Console,
     cores: int,
-    backend: plan.ByWhat = "torch",
+    backend: Backend,
 ) -> None:
     """Print the grid, what is done and missing, and what the rest will take."""
     console.print(f"[bold]{sweep.name}[/bold] ({sweep.scale}): {sweep.title}", highlight=False)
@@ -68,7 +69,7 @@ def show_plan(
     left = plan.estimate(specs, statuses, plan.measured_speeds(specs), backend)
     unfinished = len(specs) - counted["done"]
     if unfinished:
-        by = {"native": "native convolutions", "torch": "PyTorch's convolutions"}[left.backend]
+        by = "native convolutions" if backend == "native" else "PyTorch's convolutions"
         source = (
             "measured speed"
             if left.measured == unfinished
