@@ -27,9 +27,10 @@ def doctor(console: Console, backend: str | None = None) -> bool:
     cores, threads = len(os.sched_getaffinity(0)), torch.get_num_threads()
     console.print(f"  {cores} cores usable, torch uses {threads} threads", highlight=False)
     if cores > 1:
+        ways = [f"{runs} at once: --threads {cores // runs} each" for runs in sorted({2, cores})]
         console.print(
-            f"  one run uses all of them; two at once: --threads {max(1, cores // 2)} each; "
-            f"{cores} at once: --threads 1 each. More threads than cores fight, and all lose",
+            f"  one run uses all of them; {'; '.join(ways)}. "
+            "More threads than cores fight, and all lose",
             highlight=False,
         )
     devices = ["cpu"]

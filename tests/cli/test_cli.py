@@ -220,3 +220,6 @@ def test_doctor_shows_what_matters() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     for word in ("torch", "mujoco", "ms per frame", "cores", "2.14 GB", "threads"):
         assert word in done.stdout, word
+    cores = len(os.sched_getaffinity(0))
+    ways = len({2, cores}) if cores > 1 else 0  # halves, and a core each: the same on two cores
+    assert done.stdout.count("at once: --threads") == ways
