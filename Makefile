@@ -7,16 +7,19 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help train test test-slow bench check lint types format lock clean
+.PHONY: help train test test-instruction-sets test-slow bench check lint types format lock clean
 
 help: ## show the targets
-	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 24
 
 train: $(READY) ## train KSL to swing up a cart-pole from pixels (ARGS="--seed 2" adds options)
 	$(BIN)/kstep train ksl cartpole_swingup --preset cpu $(ARGS)
 
 test: $(READY) ## run the tests (a few minutes)
 	$(BIN)/python -m pytest -n auto $(ARGS)
+
+test-instruction-sets: $(READY) ## run what depends on rounding as on older processors
+	$(BIN)/python scripts/instruction_sets.py -n auto $(ARGS)
 
 test-slow: $(READY) ## run the long tests as well: learning, many seeds
 	$(BIN)/python -m pytest -m slow $(ARGS)

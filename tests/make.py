@@ -19,6 +19,10 @@ from kstep.types import EnvSpec
 
 ACTIONS = 2
 
+HANGING = 1500.0
+"""Seconds after which something that a test waits for is taken to hang; far beyond what it takes on
+a machine whose cores are all busy."""
+
 
 def tiny(method: str, *overrides: str) -> Experiment:
     """The debug size of a method on the toy task."""

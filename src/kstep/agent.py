@@ -168,13 +168,17 @@ class Agent:
         elif self._given:
             # The head belongs to the critic then, and the convolutions to the auxiliary task.
             online, slow = self.encoder.learned(), self.slow_encoder.learned()
-            rates = {"head": learning.critic_ema_rate, "convolutions": learning.encoder_ema_rate}
+            rates = {"head": learning.critic_ema_rate}
+            if self.phase == 0:
+                rates["convolutions"] = learning.encoder_ema_rate
             copies += [Ema(name, slow[name], online[name], rates[name]) for name in rates]
         else:
             copies.append(
                 Ema("encoder", self.slow_encoder, self.encoder, learning.encoder_ema_rate)
             )
-        return [*copies, *(self.task.slow_copies() if self.task else ())]
+        if self.task is not None and self.phase == 0:
+            copies += self.task.slow_copies()
+        return copies
 
     def update(self, replay: Replay, *, every_part: bool = False) -> Metrics:
         """Take one learning step and return what there is to log.
@@ -253,6 +257,7 @@ class Agent:
         loss, metrics = self._auxiliary_loss(self.task, drawn)
         one = self.method.learning.one_optimizer
         self.optimizers.minimize("critic" if one else "auxiliary", loss, partly=one)
+        self.task.constrain()
         if (rate := self.task.slow_encoder_rate) is not None:
             Ema("task's encoder", self.task_encoder, self.encoder, rate).step()
         return metrics
@@ -276,6 +281,7 @@ class Agent:
         )
         auxiliary_loss, auxiliary_metrics = self._auxiliary_loss(self.task, drawn)
         self.optimizers.minimize_jointly({"critic": loss, "auxiliary": auxiliary_loss})
+        self.task.constrain()
         return metrics | auxiliary_metrics
 
     def _slow_latents(self, drawn: Drawn) -> Tensor | None:

@@ -14,6 +14,7 @@ import pytest
 
 from kstep.cli import main
 from kstep.methods import METHODS
+from tests.make import HANGING
 
 VERBS = ("train", "eval", "film", "show", "list", "doctor", "bench", "selfcheck", "sweep")
 VERBS += ("collect", "import", "compare", "evaluation-set", "analyze")
@@ -24,7 +25,7 @@ def kstep(*arguments: str, **options: object) -> subprocess.CompletedProcess[str
         [sys.executable, "-m", "kstep", *arguments],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANGING,
         **options,  # type: ignore[call-overload]
     )
 
@@ -200,11 +201,11 @@ def test_ctrl_c_ends_with_a_checkpoint_and_says_how_to_go_on(tmp_path: Path) -> 
         [*command, "--env-steps", "100000"], stdout=subprocess.PIPE, text=True
     )
     metrics = tmp_path / "run" / "metrics.jsonl"  # written once learning has begun
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + HANGING
     while time.monotonic() < deadline and not (metrics.exists() and metrics.stat().st_size):
         time.sleep(0.1)
     os.kill(process.pid, signal.SIGINT)
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=HANGING)
     assert process.returncode == 130
     assert "The same command goes on from there" in out
     (folder,) = (tmp_path / "run" / "checkpoints").iterdir()

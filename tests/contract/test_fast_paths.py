@@ -167,7 +167,6 @@ def with_backend(method: str, backend: Backend, updates: int = UPDATES) -> Learn
 
 
 @pytest.mark.slow  # compiling takes half a minute
-@pytest.mark.timeout(600)
 def test_compiled_convolutions_compute_the_same() -> None:
     assert_same(with_backend("ksl", "torch"), with_backend("ksl", "compiled"), TOLERANCE)
 

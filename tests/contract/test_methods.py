@@ -23,6 +23,16 @@ def weights(agent: Agent) -> dict[str, torch.Tensor]:
     return snapshot({k: v for k, v in agent.state().items() if not k.startswith("optimizers/")})
 
 
+def parameters(agent: Agent) -> dict[str, torch.Tensor]:
+    return snapshot(
+        {
+            f"{module}/{name}": parameter
+            for module, network in agent.modules().items()
+            for name, parameter in network.named_parameters()
+        }
+    )
+
+
 PLACES = {
     "critic": "core/critic",
     "actor": "core/actor",
@@ -357,6 +367,8 @@ def test_the_second_phase_keeps_the_encoder_and_the_actor(method: str) -> None:
     agent, replay = agent_and_replay(method)
     for _ in range(4):
         agent.update(replay)
+    lengths = agent.task.prototypes.weight.norm(dim=1).detach()  # type: ignore[union-attr]
+    torch.testing.assert_close(lengths, torch.ones_like(lengths))
     before = weights(agent)
     agent.begin_task()
     after = weights(agent)
@@ -375,8 +387,26 @@ def test_the_second_phase_keeps_the_encoder_and_the_actor(method: str) -> None:
     assert "auxiliary/loss" not in metrics
     later = {place(key) for key in moved(after, weights(agent))}
     assert "encoder/convolutions" not in later
-    assert not {p for p in later if p.startswith("task/pro")}
+    assert "slow_encoder/convolutions" not in later
+    # The intrinsic reward, where the second phase has one, remembers places; nothing else moves.
+    memory = {"task/queue", "task/enqueued", "task/draws"}
+    assert {p for p in later if p.startswith("task/")} <= memory
     assert "core/actor" in later
+
+
+@every_method
+def test_no_loss_and_no_reward_writes_weights(method: str) -> None:
+    agent, replay = agent_and_replay(method)
+    for _ in range(2):
+        agent.update(replay)  # an optimizer has moved what must then be constrained again
+    before = parameters(agent)
+    drawn = agent.batches.draw(replay)
+    batch = agent._prepared(drawn)  # the reward of the phase
+    agent.core.critic_loss(*agent._encoders(), batch, agent.streams.learn)
+    agent.core.actor_loss(agent._encoders()[0], batch.observation, agent.streams.learn)
+    if agent.task is not None:
+        agent._auxiliary_loss(agent.task, drawn)
+    assert moved(before, parameters(agent)) == set()
 
 
 def test_the_reward_of_each_phase() -> None:

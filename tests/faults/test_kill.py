@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from kstep.run import Run
+from tests.make import HANGING
 from tests.runs import assert_same
 
 FAMILIES = {"plain": "sac_pixel", "auxiliary": "ksl", "two-phase": "proto_rl"}
@@ -29,7 +30,7 @@ def command(method: str, folder: Path, *options: str) -> list[str]:
 
 
 def finish(arguments: list[str], folder: Path) -> Run:
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=HANGING)
     assert done.returncode == 0, done.stdout + done.stderr
     return Run.open(folder)
 

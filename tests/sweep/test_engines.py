@@ -21,8 +21,7 @@ from kstep.sweep import engines
 from kstep.sweep.engines import Local, Slot, carry_out, divide
 from kstep.sweep.plan import NO_ENCODERS, RunSpec, is_locked, plan, read, status
 from kstep.types import KstepError
-
-pytestmark = pytest.mark.timeout(600)
+from tests.make import HANGING
 
 OFTEN = Slot(checkpoint_minutes=0.002)
 
@@ -42,7 +41,7 @@ def results(spec: RunSpec) -> bytes:
     return (spec.folder / "evaluations.jsonl").read_bytes()
 
 
-def wait_until(condition: object, seconds: float = 120) -> None:
+def wait_until(condition: object, seconds: float = HANGING) -> None:
     deadline = time.monotonic() + seconds
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < deadline, "waited too long"

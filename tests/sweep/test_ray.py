@@ -21,11 +21,12 @@ import kstep
 from kstep.cli import main
 from kstep.sweep.engines import Local
 from kstep.sweep.plan import RunSpec, is_locked, newest_checkpoint, status
+from tests.make import HANGING
 from tests.sweep.test_engines import OFTEN, results, specs_in, wait_until
 
 ray = pytest.importorskip("ray")
 
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = pytest.mark.timeout(7200)
 
 NODE = {"num_cpus": 1, "object_store_memory": 80_000_000, "node_ip_address": "127.0.0.1"}
 
@@ -60,7 +61,7 @@ def sweep(cluster: Any, *arguments: str) -> subprocess.Popen[str]:
 
 
 def ended_well(sweeping: subprocess.Popen[str]) -> str:
-    out, _ = sweeping.communicate(timeout=1500)
+    out, _ = sweeping.communicate(timeout=HANGING)
     assert sweeping.returncode == 0, out
     return out
 

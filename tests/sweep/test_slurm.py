@@ -12,7 +12,7 @@ from tests.sweep.test_engines import specs_in
 
 pytest.importorskip("submitit")
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 
 def test_jobs_carry_out_runs(tmp_path: Path) -> None:

@@ -18,8 +18,6 @@ from kstep.sweep.sync import Keeper, Superseded, borrowed, consistent
 from kstep.types import KstepError
 from tests.sweep.test_engines import OFTEN, results, specs_in
 
-pytestmark = pytest.mark.timeout(600)
-
 
 class Wire:
     """Calls a keeper as from another machine; counts bytes and can be cut."""

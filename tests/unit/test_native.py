@@ -755,6 +755,19 @@ def test_another_version_or_processor_is_refused(
         library.kernels()
 
 
+def test_the_instruction_set_can_be_limited(
+    kernels: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(library.LIMIT, "avx2")
+    assert kernels.use(None)
+    assert kernels.instructions == "avx2"
+    monkeypatch.setenv(library.LIMIT, "avx3")
+    with pytest.raises(Unavailable, match=r"avx3: this processor has no such kernels"):
+        library._load.__wrapped__(library.path())
+    monkeypatch.undo()
+    assert kernels.use(None)
+
+
 def test_calls_leak_nothing(kernels: Library) -> None:
     trial = Trial(SMALL, batch=2)
     process = psutil.Process()

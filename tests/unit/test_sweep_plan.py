@@ -337,7 +337,6 @@ def counted(monkeypatch: pytest.MonkeyPatch, module: object, *names: str) -> Cou
     return calls
 
 
-@pytest.mark.timeout(300)
 def test_ten_thousand_runs_are_planned_and_read_with_linear_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -368,7 +367,6 @@ def test_ten_thousand_runs_are_planned_and_read_with_linear_work(
     assert sum(most[name] for name in reads) <= 6 * 10_000
 
 
-@pytest.mark.timeout(300)
 def test_ten_thousand_runs_go_through_the_queue_with_linear_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

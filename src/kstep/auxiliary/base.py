@@ -110,6 +110,12 @@ class AuxiliaryTask(nn.Module, abc.ABC):
         """Adam's L2 penalty for some of the learned heads, by name."""
         return {}
 
+    def constrain(self) -> None:
+        """Restore in place what must hold of the learned heads; called after each of their steps.
+
+        The only place where a task writes its own weights: neither a loss nor a reward may.
+        """
+
     def slow_copies(self) -> Sequence[Ema]:
         """Slow copies of the task's own heads, stepped together with the agent's."""
         return ()
@@ -140,4 +146,7 @@ class RewardSource(abc.ABC):
 
     @abc.abstractmethod
     def reward(self, encoded: Tensor) -> Tensor:
-        """Return the bonus (B,) for what the next observations encode to; may update its memory."""
+        """Return the bonus (B,) for what the next observations encode to.
+
+        It may remember them, but changes no weights.
+        """

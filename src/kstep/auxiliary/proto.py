@@ -86,6 +86,7 @@ class Proto(AuxiliaryTask, RewardSource):
         )
         self.prototypes = nn.Linear(width, config.prototypes, bias=False)
         initialize(self, config.init)
+        self.constrain()
         self.slow_projector = slow_copy(self.projector)
         self.register_buffer("queue", torch.zeros(config.queue, width))
         # Vectors ever enqueued: tells where the ring goes on and how much of it is filled.
@@ -111,7 +112,6 @@ class Proto(AuxiliaryTask, RewardSource):
     ) -> tuple[Tensor, Metrics]:
         """The loss over the first two of `batch.observation` (B, 2, S, ...)."""
         temperature = self.config.temperature
-        self.normalize_prototypes()
         with torch.no_grad():
             target = F.normalize(self.slow_projector(encode_slow(batch.observation[:, 1])), dim=1)
             q = sinkhorn(self.prototypes(target) / temperature, self.config.sinkhorn_iterations)
@@ -128,7 +128,6 @@ class Proto(AuxiliaryTask, RewardSource):
 
         What is remembered counts at once: it is its own nearest neighbour, at distance 0.
         """
-        self.normalize_prototypes()
         z = F.normalize(self.projector(encoded), dim=1)
         self.remember(z[self.candidates(z)])
         # The released queue starts with zeros, which count as places; here only filled ones do.
@@ -150,10 +149,10 @@ class Proto(AuxiliaryTask, RewardSource):
         self.enqueued.add_(len(z))
 
     @torch.no_grad()
-    def normalize_prototypes(self) -> None:
-        """Make the rows of C unit vectors again, in place; optimizers do not keep them so."""
-        # Through `data`: to autograd these are the parameter's values, not an operation on it.
-        self.prototypes.weight.data.copy_(F.normalize(self.prototypes.weight.data, dim=1))
+    def constrain(self) -> None:
+        """Scale the rows of C to unit length. The original does so before every use of C; it is the
+        same, but for rounding, to do it whenever an optimizer has moved C."""
+        self.prototypes.weight.copy_(F.normalize(self.prototypes.weight, dim=1))
 
 
 @torch.no_grad()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ CHANNELS = 32
 MOST_INPUTS = 16
 MOST_LAYERS = 8
 MOST_SIDE = 4096
+LIMIT = "KSTEP_NATIVE_INSTRUCTIONS"
+"""Environment variable that names the instruction set to use instead of the best: avx2, avx512."""
 
 
 class Unavailable(KstepError):
@@ -145,8 +148,12 @@ class Library:
         return str(self._c.kstep_native_instructions().decode())
 
     def use(self, instructions: str | None) -> bool:
-        """Switch to another instruction set, None for the best; return whether it is there."""
-        return bool(self._c.kstep_native_use(instructions and instructions.encode()))
+        """Switch to another instruction set; return whether it is there.
+
+        None: the best one, or the one that KSTEP_NATIVE_INSTRUCTIONS names.
+        """
+        name = instructions or os.environ.get(LIMIT)
+        return bool(self._c.kstep_native_use(name and name.encode()))
 
     def forward(
         self,
@@ -281,6 +288,8 @@ def path() -> Path:
 @functools.cache
 def _load(where: Path) -> Library:
     library = Library(where)
+    if not library.use(None) and (limit := os.environ.get(LIMIT)):
+        raise Unavailable(f"{LIMIT}={limit}: this processor has no such kernels (avx2, avx512)")
     _require_right_views(library)
     return library
 
