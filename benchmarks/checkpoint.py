@@ -28,7 +28,7 @@ from kstep.envs import EnvConfig, make, spec_of
 from kstep.episode import Episode
 from kstep.health import Health
 from kstep.origin import Allowed, Origin
-from kstep.replay import Replay, ReplayConfig
+from kstep.data.replay import Replay, ReplayConfig
 from kstep.rng import Streams
 from kstep.run import Run
 from kstep.train import Runtime

@@ -13,7 +13,7 @@ from kstep.agent import Agent
 from kstep.config import Experiment, resolve
 from kstep.methods import METHODS
 from kstep.native import Backend
-from kstep.replay import Replay, ReplayConfig
+from kstep.data.replay import Replay, ReplayConfig
 from kstep.rng import Streams
 from kstep.types import EnvSpec
 

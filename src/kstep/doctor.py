@@ -12,7 +12,7 @@ from rich.console import Console
 from kstep import native, system
 from kstep.envs import gl
 from kstep.nets.encoder import EncoderConfig, native_shape
-from kstep.replay import Replay, ReplayConfig
+from kstep.data.replay import Replay, ReplayConfig
 from kstep.types import EnvSpec, KstepError
 
 

@@ -18,23 +18,16 @@ import safetensors
 import safetensors.torch
 import torch
 
-from kstep import augment, native
+from kstep import native
 from kstep.agent import Agent
 from kstep.analysis.gradients import Angle, live_angles
-from kstep.augment import AugmentConfig
-from kstep.config import (
-    Experiment,
-    FrozenEncoder,
-    decode,
-    digest,
-    encode,
-    resolve,
-    setting,
-)
+from kstep.config import Experiment, FrozenEncoder, digest, resolve, setting
+from kstep.data.augment import Augment
 from kstep.files import sha256, write_atomically
-from kstep.nets.encoder import Encoder, EncoderConfig, build_encoder, native_shape
+from kstep.nets.encoder import Encoder, EncoderConfig, native_shape
 from kstep.run import Run
-from kstep.types import Array, Counts, EnvSpec, KstepError, to_device
+from kstep.types import Array, Counts, KstepError, to_device
+from kstep.values import decode, encode
 
 FORMAT = "1"
 
@@ -55,7 +48,7 @@ class SavedEncoder:
     size: int
     """Pixels per side of the frames it takes."""
     stack: int
-    augment: AugmentConfig
+    augment: Augment
     config: EncoderConfig
     encoder: Encoder
     angles: Mapping[str, Angle] = field(default_factory=dict)
@@ -69,11 +62,11 @@ class SavedEncoder:
     @property
     def seen_shape(self) -> tuple[int, ...]:
         """Shape of a frame as the network sees it."""
-        return augment.build(self.augment).seen_shape((self.size, self.size, 3))
+        return self.augment.seen_shape((self.size, self.size, 3))
 
     def view(self, stacks: Array) -> Array:
         """Return the part of the images that the encoder sees."""
-        return augment.build(self.augment).act_view(stacks)
+        return self.augment.act_view(stacks)
 
 
 def folder_of(run: Run) -> Path:
@@ -113,15 +106,15 @@ def load(path: Path, *, quick: bool = False) -> SavedEncoder:
     """Load a saved encoder; a `quick` one uses the native kernels where there are any, which
     decides its last bits."""
     about = _about(path)
-    viewed = decode(AugmentConfig, about["augment"])
+    viewed = decode(Augment, about["augment"])
     config = decode(EncoderConfig, about["config"])
     frame_shape = tuple(about["frame_shape"])
-    seen = EnvSpec("pixels", augment.build(viewed).seen_shape(frame_shape), 1, 1, None)
-    shape = native_shape(config, seen.frame_shape, about["stack"])
+    seen = viewed.seen_shape(frame_shape)
+    shape = native_shape(config, seen, about["stack"])
     # Its first weights are drawn from the global generator and then replaced.
     with torch.random.fork_rng(devices=[]):
         backend = _quickest(shape) if quick else "torch"
-        encoder = build_encoder(config, seen, about["stack"], backend)
+        encoder = config.build(seen, about["stack"], backend)
     encoder.load_state_dict(safetensors.torch.load_file(path))
     return SavedEncoder(
         label=about["label"],

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from kstep.agent import Agent
 from kstep.faults import Fault
-from kstep.optimizers import NotFinite
-from kstep.replay import Replay
+from kstep.optimizers import NonFinite
+from kstep.data.replay import Replay
 from kstep.types import Array
 
 RUNAWAY, LOST = 3.0, 1e4
@@ -45,7 +45,7 @@ class Health:
         """Say which tensors are behind a loss that breaks in the block."""
         try:
             yield
-        except NotFinite as error:
+        except NonFinite as error:
             self._broken(str(error))
 
     def watch_action(self, action: Array) -> None:
@@ -53,12 +53,12 @@ class Health:
         if not np.isfinite(action).all():
             self._broken("the policy's action is not finite")
 
-    def look(self, values: dict[str, float]) -> dict[str, float]:
+    def look(self, values: dict[str, float], latent: Tensor) -> dict[str, float]:
         """Look closely at an update that is to be logged; return what to log of its latents."""
         self._refuse_not_finite(values)
         self._watch_values(values)
         self._watch_entropy(values)
-        found = self._latents()
+        found = self._latents(latent)
         if found:
             self._watch_latents(found)
         return found
@@ -102,11 +102,10 @@ class Health:
 
     def _largest_return(self, values: dict[str, float]) -> float:
         """Bound |Q| by the largest reward for ever after, entropy's share included."""
-        sac = self.agent.method.sac
         bonus = 10 * abs(values.get("reward/bonus", 0.0))  # its mean is known, not its largest
         entropy = values.get("temperature/value", 0.0) * abs(values.get("actor/entropy", 0.0))
         largest = max(1.0, self.replay.largest_reward(), bonus) + entropy
-        return largest / max(1.0 - sac.discount, 1e-3)
+        return largest * self.agent.method.core.largest_horizon
 
     def _watch_entropy(self, values: dict[str, float]) -> None:
         if "actor/entropy" not in values:
@@ -119,11 +118,11 @@ class Health:
             "hardly explores any more",
         )
 
-    def _latents(self) -> dict[str, float]:
-        if not self.agent.encoder.learned():
+    def _latents(self, latent: Tensor) -> dict[str, float]:
+        if not self.agent.encoder.stages():
             return {}  # a state vector is what it is
         # The first view only: a second one of the same observations is alike by design.
-        return spread_of(self.agent.core.latent[: self.agent.method.learning.batch_size])
+        return spread_of(latent[: self.agent.method.learning.batch_size])
 
     def _watch_latents(self, found: dict[str, float]) -> None:
         flat = (

@@ -1,4 +1,4 @@
-"""Who steps which parameters: one small table.
+"""What moves parameters: optimizers, by a table of who steps what, and slow copies.
 
 The KSL paper's point is that the same encoder is stepped by two optimizers with separate moments.
 That makes ownership worth stating and checking: a parameter under two names is refused unless the
@@ -8,19 +8,22 @@ so no loss can leak into what it does not own.
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from kstep.types import KstepError
+from kstep.errors import KstepError
+
+M = TypeVar("M", bound=nn.Module)
 
 
-class NotFinite(KstepError):
-    """A loss is no number. Nothing was stepped with it, so what is wrong has not spread."""
+class NonFinite(KstepError):
+    """Non-finite loss; no optimizer step was taken."""
 
 
 @dataclass(frozen=True)
@@ -64,29 +67,13 @@ class Optimizers:
         """Take one step of the optimizer `name` on `loss`; nothing else moves.
 
         Raises if the loss does not depend on a parameter the group claims to own, unless the group
-        serves several losses and this is one of them (`partly`). A loss that is no number is
-        refused, on processors; elsewhere looking at it would stall the device.
+        serves several losses and this is one of them (`partly`). A non-finite loss is rejected on
+        a CPU; elsewhere reading it would stall the device.
         """
-        _refuse_no_number(name, loss)
-        gradients = torch.autograd.grad(loss, self.parameters[name], allow_unused=partly)
-        self._step(name, gradients)
-
-    def minimize_jointly(self, losses: Mapping[str, Tensor]) -> None:
-        """Take one step of each optimizer on its own loss, all gradients at the same parameters.
-
-        For losses whose graphs share a part, such as one encoding of the same observations.
-        """
-        for name, loss in losses.items():
-            _refuse_no_number(name, loss)
-        gradients = {
-            name: torch.autograd.grad(loss, self.parameters[name], retain_graph=True)
-            for name, loss in losses.items()
-        }
-        for name, own in gradients.items():
-            self._step(name, own)
-
-    def _step(self, name: str, gradients: Sequence[Tensor | None]) -> None:
+        if loss.device.type == "cpu" and not math.isfinite(value := loss.item()):
+            raise NonFinite(f"the loss of '{name}' is {value}")
         parameters = self.parameters[name]
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=partly)
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = None if gradient is None else _laid_out_like(parameter, gradient)
         self._adams[name].step()
@@ -134,9 +121,30 @@ class Optimizers:
                 seen[id(parameter)] = place
 
 
-def _refuse_no_number(name: str, loss: Tensor) -> None:
-    if loss.device.type == "cpu" and not math.isfinite(value := loss.item()):
-        raise NotFinite(f"the loss of '{name}' is {value}")
+def slow_copy(online: M) -> M:
+    """Return a copy that starts equal and never receives a gradient."""
+    return copy.deepcopy(online).requires_grad_(False)
+
+
+@dataclass(frozen=True)
+class Ema:
+    """One slow copy, what it follows and how fast: slow <- (1 - rate) * slow + rate * online.
+
+    The paper prints the two factors the other way round, which its own rates (0.01, 0.05)
+    contradict (D09).
+    """
+
+    name: str
+    slow: nn.Module
+    online: nn.Module
+    rate: float
+
+    @torch.no_grad()
+    def step(self) -> None:
+        slow: list[Tensor] = list(self.slow.parameters())
+        online: list[Tensor] = list(self.online.parameters())
+        if slow:
+            torch._foreach_lerp_(slow, online, self.rate)
 
 
 def _laid_out_like(parameter: Tensor, tensor: Tensor) -> Tensor:

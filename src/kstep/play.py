@@ -23,13 +23,7 @@ def opened(
     made = envs.make_lanes(run.experiment.env, run.experiment.seed, lanes)
     try:
         streams = Streams(run.experiment.seed, system.device(device))
-        agent = Agent(
-            run.experiment.method,
-            envs.spec_of(made[0]),
-            streams,
-            device,
-            frozen_encoder=run.experiment.frozen_encoder is not None,
-        )
+        agent = Agent(run.experiment.method, envs.spec_of(made[0]), streams, device)
         counts = checkpoint.load_weights(run, agent)
         yield agent, made, counts
     finally:

@@ -20,10 +20,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, get_args
 
-from kstep.config import Experiment, decode, difference, digest, encode
+from kstep.config import Experiment, digest
 from kstep.files import write_json
 from kstep.native import Backend
 from kstep.types import KstepError
+from kstep.values import decode, difference, encode
 
 
 class Run:

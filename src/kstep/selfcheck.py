@@ -55,9 +55,9 @@ def quick(seed: int = 1) -> Check:
     """Return the check on the toy task, which needs neither MuJoCo nor OpenGL."""
     overrides = (
         "method.learning.batch_size=32",
-        "method.learning.initial_steps=300",
+        "method.learning.initial_decisions=300",
         "method.learning.replay_capacity=8000",
-        "method.sac.hidden=128",
+        "method.core.hidden=128",
         "method.encoder.channels=16",
         "method.encoder.latent_dim=32",
         "evaluation.every=1000",

@@ -10,10 +10,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Column, Table
 
-from kstep.agent import Agent, parts_of
-from kstep.config import Experiment, difference, encode
+from kstep.agent import Agent
+from kstep.config import Experiment
 from kstep.rng import Streams
 from kstep.types import EnvSpec
+from kstep.values import difference, encode
+from kstep.values import flat as flat_values
 
 
 def example_spec(experiment: Experiment) -> EnvSpec:
@@ -46,7 +48,7 @@ def show_difference(left: Experiment, right: Experiment, console: Console) -> No
     rows = [
         (key, a, b)
         for key, a, b in difference(left, right)
-        if key not in ("method.name", "method.summary")
+        if key not in ("method.base", "method.variant")
     ]
     if not rows:
         console.print(f"{left.method.name} and {right.method.name} do not differ")
@@ -61,18 +63,7 @@ def show_difference(left: Experiment, right: Experiment, console: Console) -> No
 
 def flat(value: Any, prefix: str = "") -> list[tuple[str, str]]:
     """Return every setting as (dotted key, text)."""
-    data = encode(value)
-    rows: list[tuple[str, str]] = []
-
-    def walk(node: Any, path: str) -> None:
-        if isinstance(node, dict):
-            for key, inner in node.items():
-                walk(inner, f"{path}.{key}" if path else key)
-        else:
-            rows.append((path, text(node)))
-
-    walk(data, prefix)
-    return rows
+    return [(key, text(setting)) for key, setting in flat_values(encode(value), prefix)]
 
 
 def text(value: Any) -> str:
@@ -80,21 +71,26 @@ def text(value: Any) -> str:
 
 
 def _turns(agent: Agent) -> list[str]:
-    """The parts of an update, with how often their turn comes."""
-    names = {"slow": "slow copies"}
-    every = {part: agent.every(part) for part in parts_of(agent.method)}
+    """The parts of an update in order, with how often their turn comes."""
+    method, auxiliary = agent.method, agent.method.auxiliary
+    every = {"critic": 1, "actor": method.core.actor_every, "slow copies": method.learning.ema_every}
+    parts = list(every)
+    if auxiliary is not None:
+        every["auxiliary"] = auxiliary.every
+        places = {"first": 0, "after critic": 1, "last": len(parts)}
+        parts.insert(places[auxiliary.turn], "auxiliary")
     return [
-        names.get(part, part) + (f" (every {number} updates)" if number > 1 else "")
-        for part, number in every.items()
+        part + (f" (every {every[part]} updates)" if every[part] > 1 else "") for part in parts
     ]
 
 
 def _schedule(experiment: Experiment) -> list[str]:
     """What happens at the start of learning and between phases, where anything does."""
     learning, exploration = experiment.method.learning, experiment.method.exploration
-    lines = [f"before learning: {learning.initial_steps:,} random {learning.initial_unit}"]
-    if learning.pretraining:
-        lines.append(f"first: {learning.pretraining:,} updates of the auxiliary task alone")
+    auxiliary = experiment.method.auxiliary
+    lines = [f"before learning: {learning.initial_decisions:,} random decisions"]
+    if auxiliary is not None and auxiliary.pretraining:
+        lines.append(f"first: {auxiliary.pretraining:,} updates of the auxiliary task alone")
     if learning.burst:
         lines.append(f"first: {learning.burst:,} whole updates in a row")
     if exploration is not None:
@@ -140,6 +136,7 @@ def _slow_copies(agent: Agent) -> Table:
     for ema in agent.slow_copies:
         if any(True for _ in ema.slow.parameters()):
             table.add_row(f"slow_{ema.name}", ema.name, f"{ema.rate:g}")
-    if agent.task is not None and agent.task.slow_encoder_rate is not None:
-        table.add_row("the task's own", "encoder", f"{agent.task.slow_encoder_rate:g}")
+    if agent.auxiliary is not None and agent.auxiliary.slow_encoder_rate is not None:
+        rate = agent.auxiliary.slow_encoder_rate
+        table.add_row("the auxiliary task's own", "encoder", f"{rate:g}")
     return table

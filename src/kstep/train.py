@@ -20,8 +20,8 @@ from typing import Literal
 import torch
 from rich.console import Console
 
-from kstep import augment, checkpoint, encoders, envs, faults, native, origin, system
-from kstep.agent import Agent
+from kstep import checkpoint, encoders, envs, faults, native, origin, system
+from kstep.agent import Agent, Update
 from kstep.checkpoint import Positions, Session
 from kstep.config import Experiment
 from kstep.envs import ControlEnv
@@ -30,14 +30,13 @@ from kstep.evaluate import evaluate, evaluation_seeds
 from kstep.files import sha256, write_atomically
 from kstep.health import Health
 from kstep.log import JsonLines, Progresses, TensorBoard, scalars
-from kstep.methods import Method
 from kstep.native import Asked, Choice
 from kstep.nets.encoder import native_shape
 from kstep.origin import Allowed, Origin
-from kstep.replay import Replay, ReplayConfig, Storage
+from kstep.data.replay import Replay, ReplayConfig, Storage
 from kstep.rng import Streams, episode_seed
 from kstep.run import Run
-from kstep.types import Counts, EnvSpec, KstepError, Metrics
+from kstep.types import Counts, EnvSpec, KstepError
 
 
 @dataclass(frozen=True)
@@ -113,18 +112,11 @@ def train(run: Run, runtime: Runtime, console: Console | None = None) -> None:
         memory = replay_config(experiment, runtime)
         Replay.refuse_too_large(memory, spec, experiment.method.stack, run.folder)
         streams = Streams(experiment.seed, system.device(runtime.device))
-        system.use_tf32(experiment.method.encoder.precision == "tf32")
+        system.use_tf32(getattr(experiment.method.encoder, "precision", "") == "tf32")
         with _threads(runtime.threads):
             choice = encoder_choice(run, runtime, spec)
         run.encoder_backend = choice.backend
-        agent = Agent(
-            experiment.method,
-            spec,
-            streams,
-            runtime.device,
-            choice.backend,
-            frozen_encoder=experiment.frozen_encoder is not None,
-        )
+        agent = Agent(experiment.method, spec, streams, runtime.device, choice.backend)
         if runtime.tensorboard:
             TensorBoard.refuse_missing()
         here = origin.here(experiment.env, runtime.device, runtime.threads)
@@ -171,7 +163,6 @@ class _Trainer:
         )
         if experiment.frozen_encoder is not None:
             self.session.agent.take_encoder(encoders.load(run.frozen_encoder).encoder)
-        self.initial_decisions = initial_decisions(experiment.method, self.spec)
         self.lanes: list[ControlEnv] = []
         self.encoder_saved_at: int | None = None
 
@@ -247,7 +238,7 @@ class _Trainer:
         session, counts = self.session, self.session.counts
         agent, replay, episode = session.agent, session.replay, session.episode
         # Counted in the replay, which a second phase starts empty.
-        learning = len(replay) >= self.initial_decisions
+        learning = len(replay) >= self.experiment.method.learning.initial_decisions
         if learning or agent.phase > 0:
             action = agent.act(episode.observation[None], explore=True)[0]
         else:
@@ -256,10 +247,10 @@ class _Trainer:
         episode.begin(action)
         if learning:
             with self.health.watching():
-                metrics = self._learn()
+                update = self._learn()
             # The first of every `log_every` updates: an even one, which has the actor's metrics.
             if counts.updates % self.runtime.log_every == 0:
-                self._log(metrics)
+                self._log(update)
             counts.updates = agent.updates
         step = episode.finish()
         replay.add(action, step.reward, step.terminated, step.truncated, step.frame)
@@ -284,12 +275,12 @@ class _Trainer:
                 f"  {session.counts.env_steps:>7,} env steps: exploration ends, the task begins"
             )
 
-    def _learn(self) -> Metrics:
+    def _learn(self) -> Update:
         """Take the updates of one decision: one, unless learning just starts with more."""
         agent, replay = self.session.agent, self.session.replay
-        learning = self.experiment.method.learning
+        learning, auxiliary = self.experiment.method.learning, self.experiment.method.auxiliary
         if agent.updates == 0:
-            for _ in range(learning.pretraining):
+            for _ in range(auxiliary.pretraining if auxiliary is not None else 0):
                 agent.pretrain(replay)
             for _ in range(learning.burst - 1):
                 agent.update(replay, every_part=True)
@@ -342,9 +333,9 @@ class _Trainer:
             encoders.save(self.run, self.session.agent, self.session.counts, mark)
         self.encoder_saved_at = mark
 
-    def _log(self, metrics: Metrics) -> None:
-        values = scalars(metrics)
-        values |= self.health.look(values)
+    def _log(self, update: Update) -> None:
+        values = scalars(update.metrics)
+        values |= self.health.look(values, update.latent)
         counts = self.session.counts
         self.metrics.write({**asdict(counts), **values})
         if self.tensorboard:
@@ -386,7 +377,7 @@ def encoder_choice(run: Run, runtime: Runtime, spec: EnvSpec) -> Choice:
             "its last bits. Leave it at auto, or choose another --folder"
         )
     method = run.experiment.method
-    seen = augment.build(method.augment).seen_shape(spec.frame_shape)
+    seen = method.augment.seen_shape(spec.frame_shape)
     shape = native_shape(method.encoder, seen, method.stack)
     if begun_with == "native":
         try:
@@ -403,24 +394,8 @@ def encoder_choice(run: Run, runtime: Runtime, spec: EnvSpec) -> Choice:
 
 def _refuse_impossible(experiment: Experiment, spec: EnvSpec) -> None:
     """Refuse what only shows once the environment is known."""
-    method, length = experiment.method, spec.episode_decisions
-    if method.auxiliary is None or method.auxiliary.horizon == 0 or length is None:
-        return
-    # The released sampler leaves the last two starts of each episode out.
-    needed = method.auxiliary.horizon + (2 if method.sequence_rule == "released" else 0)
-    if needed > length:
-        raise KstepError(
-            f"'{method.name}' learns from sequences of {needed} decisions, but episodes of "
-            f"{experiment.env.task} have {length}"
-        )
-    initial = initial_decisions(method, spec)
-    if method.sequence_rule == "released" and initial < length:
-        raise KstepError(
-            f"'{method.name}' learns from completed episodes only (method.sequence_rule=released), "
-            f"but episodes of {experiment.env.task} take {length} decisions and learning starts "
-            f"after {initial}. Set method.learning.initial_steps to {length} decisions or more, "
-            "or method.sequence_rule=any"
-        )
+    if experiment.method.auxiliary is not None:
+        experiment.method.auxiliary.check_episodes(experiment.method, spec)
 
 
 def _refuse_encoders(experiment: Experiment, runtime: Runtime) -> None:
@@ -444,7 +419,7 @@ def _frozen_encoder(run: Run, runtime: Runtime, spec: EnvSpec) -> Path | None:
     if sha256(path) != wanted.sha256:
         raise KstepError(f"{path} is not the encoder that this run was begun with")
     saved, method = encoders.load(path), run.experiment.method
-    shape = augment.build(method.augment).seen_shape(spec.frame_shape)
+    shape = method.augment.seen_shape(spec.frame_shape)
     if (saved.config, saved.stack, saved.seen_shape) != (method.encoder, method.stack, shape):
         raise KstepError(
             f"{path} does not fit: it has {saved.config} on {saved.stack} frames of "
@@ -458,14 +433,6 @@ def replay_config(experiment: Experiment, runtime: Runtime) -> ReplayConfig:
     # A run stores at most two frames per env step, even if every episode were one decision long.
     capacity = min(experiment.method.learning.replay_capacity, 2 * experiment.env_steps)
     return ReplayConfig(capacity, runtime.replay)
-
-
-def initial_decisions(method: Method, spec: EnvSpec) -> int:
-    """Random decisions before learning starts."""
-    learning = method.learning
-    if learning.initial_unit == "decisions":
-        return learning.initial_steps
-    return -(-learning.initial_steps // spec.action_repeat)
 
 
 @contextmanager

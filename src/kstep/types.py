@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -63,74 +63,47 @@ class Stacks:
         """Of the observations, (..., S, *frame_shape)."""
         return (*self.slots.shape, *self.ring.shape[1:])
 
+    def at(self, t: int) -> Stacks:
+        """Return the t-th observation of every sequence (B, T, S): (B, S)."""
+        return Stacks(self.ring, self.slots[:, t])
+
     def together(self) -> Array:
         """Return the observations as one new array."""
         stacks: Array = self.ring.take(self.slots, axis=0)
         return stacks
 
 
-Seen = TypeVar("Seen", Array, Stacks)
-
-
-def together(observation: Array | Stacks) -> Array:
-    """Return observations as an array, whichever they are."""
-    return observation.together() if isinstance(observation, Stacks) else observation
-
-
 @dataclass(frozen=True)
-class Transitions(Generic[Seen]):
-    """B independent steps, as the replay stores them (not augmented, not scaled)."""
+class Sequences:
+    """B stretches of T consecutive steps, as the replay stores them; none crosses an episode's end.
 
-    observation: Seen
-    """(B, S, ...)"""
-    action: Array
-    """(B, A) in [-1, 1]"""
-    reward: Array
-    """(B,) summed over action repeats"""
-    next_observation: Seen
-    """(B, S, ...)"""
-    bootstrap: Array
-    """(B,) 1.0 unless the next state is terminal; a time limit is not terminal"""
+    Neither augmented nor scaled. A transition is a sequence of one step.
+    """
 
-    def together(self) -> Transitions[Array]:
-        """Return the same with observations as arrays."""
-        first, second = together(self.observation), together(self.next_observation)
-        return Transitions(first, self.action, self.reward, second, self.bootstrap)
-
-
-@dataclass(frozen=True)
-class Sequences(Generic[Seen]):
-    """B stretches of T consecutive steps, none across an episode's end."""
-
-    observation: Seen
+    observation: Stacks
     """(B, T + 1, S, ...)"""
     action: Array
-    """(B, T, A)"""
+    """(B, T, A) in [-1, 1]"""
     reward: Array
-    """(B, T)"""
+    """(B, T) summed over action repeats"""
     bootstrap: Array
-    """(B, T)"""
-
-    def together(self) -> Sequences[Array]:
-        """Return the same with observations as arrays."""
-        return Sequences(together(self.observation), self.action, self.reward, self.bootstrap)
+    """(B, T) 1.0 unless the next state is terminal; a time limit is not terminal"""
 
 
 @dataclass(frozen=True)
 class TransitionBatch:
-    """One view of B transitions on the learning device. Fields as in `Transitions`."""
+    """Views of B transitions on the learning device, several views of each one after the other."""
 
     observation: Tensor
+    """(B, S, ...)"""
     action: Tensor
+    """(B, A)"""
     reward: Tensor
+    """(B,)"""
     next_observation: Tensor
+    """(B, S, ...)"""
     bootstrap: Tensor
-    second_view: Tensor | None = None
-    """(B, S, ...) another view of `observation`, where the auxiliary task asked for one"""
-    latent: Tensor | None = None
-    """(B, D) of `observation`, with its graph, where it is encoded already"""
-    slow_next_latent: Tensor | None = None
-    """(B, D) of `next_observation` by the slow encoder, likewise"""
+    """(B,)"""
 
 
 @dataclass(frozen=True)
@@ -141,8 +114,9 @@ class SequenceBatch:
     action: Tensor
     reward: Tensor
     bootstrap: Tensor
-    second_view: Tensor | None = None
-    """(B, S, ...) another view of the first observation, where the task asked for one"""
+    second_view: Tensor
+    """(B, S, ...) another random view of the first observation where the auxiliary task asks for
+    one; otherwise that observation as it is."""
 
 
 @dataclass

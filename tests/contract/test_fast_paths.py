@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from kstep import augment, optimizers
 from kstep.agent import Agent
 from kstep.auxiliary.ksl import KSLConfig
-from kstep.batches import Drawn
+from kstep.data.batches import Drawn
 from kstep.native import Backend, Unavailable
-from kstep.nets.ema import Ema
+from kstep.optimizers import Ema
 from kstep.nets.encoder import PixelEncoder
 from kstep.optimizers import Group
 from kstep.types import Metrics, Stacks

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kstep.agent import Agent
 from kstep.methods import METHODS
-from kstep.nets.ema import Ema
+from kstep.optimizers import Ema
 from kstep.rng import Streams
 from tests.make import agent_and_replay, filled_replay, moved, snapshot, spec_for, tiny
 

@@ -21,7 +21,7 @@ from kstep.envs.base import RendererFailed
 from kstep.envs.toy import ToyEnv
 from kstep.envs.worker import RemoteEnv
 from kstep.faults import Fault
-from kstep.replay import FRAMES_FILE, Replay, ReplayConfig
+from kstep.data.replay import FRAMES_FILE, Replay, ReplayConfig
 from kstep.run import Run
 from kstep.train import Stopped
 from kstep.types import EnvSpec, KstepError

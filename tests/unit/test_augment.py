@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kstep.augment import (
+from kstep.data.augment import (
     Augment,
     AugmentConfig,
     Identity,

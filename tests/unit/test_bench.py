@@ -24,7 +24,7 @@ from kstep.bench.timing import Candidate, Times, interleave
 from kstep.cli import main
 from kstep.methods import LearningConfig
 from kstep.native import Backend
-from kstep.replay import Replay
+from kstep.data.replay import Replay
 from tests.make import agent_and_replay
 
 

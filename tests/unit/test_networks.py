@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from kstep.nets.actor import Actor
+from kstep.nets.heads import Actor
 from kstep.nets.encoder import EncoderConfig, PixelEncoder
-from kstep.nets.init import initialize
-from kstep.nets.squashed import SquashedGaussian, log_tanh_derivative
+from kstep.nets.heads import initialize
+from kstep.nets.heads import SquashedGaussian, log_tanh_derivative
 from kstep.types import KstepError
 from tests.make import paper_agent
 

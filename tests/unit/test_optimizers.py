@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from kstep.nets.ema import Ema, slow_copy
+from kstep.optimizers import Ema, slow_copy
 from kstep.optimizers import Group, Optimizers
 
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kstep.replay import (
+from kstep.data.replay import (
     ASSUMED_EPISODE_DECISIONS,
     FRAMES_FILE,
     Replay,
@@ -350,7 +350,7 @@ def test_announces_its_size_up_front(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def available(monkeypatch: pytest.MonkeyPatch, size: float) -> None:
     memory = SimpleNamespace(available=int(size))
-    monkeypatch.setattr("kstep.replay.psutil.virtual_memory", lambda: memory)
+    monkeypatch.setattr("kstep.data.replay.psutil.virtual_memory", lambda: memory)
 
 
 def test_refuses_what_does_not_fit_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,7 +363,7 @@ def test_refuses_what_does_not_fit_in_memory(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_refuses_what_does_not_fit_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     usage = SimpleNamespace(free=10**9)
-    monkeypatch.setattr("kstep.replay.shutil.disk_usage", lambda folder: usage)
+    monkeypatch.setattr("kstep.data.replay.shutil.disk_usage", lambda folder: usage)
     config = ReplayConfig(storage="disk")
     with pytest.raises(KstepError, match=r"2\.14 GB.*1\.00 GB of disk.*replay_capacity"):
         Replay(config, EnvSpec("pixels", (84, 84, 3), 6, 8, 125), folder=tmp_path)

@@ -24,10 +24,10 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from kstep.augment import Augment
-from kstep.nets.ema import Ema
+from kstep.data.augment import Augment
+from kstep.optimizers import Ema
 from kstep.nets.encoder import PixelEncoder
-from kstep.replay import Replay
+from kstep.data.replay import Replay
 
 PARTS = ("sample", "shift", "encode", "heads", "optimizer", "slow copies")
 FORWARD, BACKWARD = "forward images", "backward images"

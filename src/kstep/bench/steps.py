@@ -29,7 +29,7 @@ from kstep.config import Experiment
 from kstep.methods import LearningConfig
 from kstep.native import Backend
 from kstep.nets.encoder import PixelEncoder
-from kstep.replay import Replay, ReplayConfig
+from kstep.data.replay import Replay, ReplayConfig
 from kstep.rng import Streams
 from kstep.types import EnvSpec
 

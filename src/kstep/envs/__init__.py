@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from kstep.envs.base import ControlEnv, spec_of, try_out
 from kstep.envs.tasks import PLANET, Task, names, parse
 from kstep.types import KstepError, ObservationKind, Renderer
+from kstep.values import Count, Positive
 
 __all__ = [
     "PLANET",
@@ -37,11 +38,11 @@ class EnvConfig:
     task: str
     """domain_task of the control suite, gym:<id>, toy_reach or toy_glide."""
     observation: ObservationKind = "pixels"
-    size: int = 84
+    size: Positive = 84
     """Height and width of a frame; unused for states."""
-    action_repeat: int | None = None
+    action_repeat: Positive | None = None
     """None: the task's own."""
-    camera: int | None = None
+    camera: Count | None = None
     """None: the task's own."""
     renderer: Renderer = "exact"
     """How a task of the suite is drawn. exact: as dm_control does. quick: the same with a shadow

@@ -5,26 +5,30 @@ augmentation, no projection and two views are ours.
 """
 
 from dataclasses import replace
+from typing import Any
 
-from kstep.augment import AugmentConfig
-from kstep.auxiliary.ksl import KSLConfig
+from kstep.auxiliary.ksl import KSLConfig, SharedTransitionConfig
+from kstep.auxiliary.ksl_convolutional import ConvolutionalTransitionConfig
+from kstep.data.augment import NoAugment
 from kstep.methods.base import Method
 from kstep.methods.ksl import KSL
 
+AUXILIARY: Any = KSL.auxiliary
 
-def variant(name: str, summary: str, **changes: object) -> Method:
+
+def variant(name: str, summary: str, **changes: Any) -> Method:
     """Return KSL with another name and some changed parts."""
-    return replace(KSL, name=f"ksl-{name}", summary=f"KSL, {summary}", **changes)  # type: ignore[arg-type]
+    return replace(KSL, variant=name, summary=f"KSL, {summary}", **changes)
 
 
-NONE = AugmentConfig(kind="none")
+def cell(k: int, layers: int) -> KSLConfig:
+    """Return KSL's task with another k and, if any, layers shared with the critic."""
+    task: KSLConfig = replace(AUXILIARY, k=k)
+    return replace(task, transition=SharedTransitionConfig(layers)) if layers else task
+
 
 GRID = [
-    variant(
-        f"k{k}-l{l}",
-        f"k = {k}, {l} shared critic layers",
-        auxiliary=KSLConfig(k=k, knowledge_sharing=l),
-    )
+    variant(f"k{k}-l{l}", f"k = {k}, {l} shared critic layers", auxiliary=cell(k, l))
     for k in (1, 3, 5)
     for l in (0, 1, 2)  # noqa: E741 - the paper's letter
     if (k, l) != (3, 0)  # that is `ksl` itself
@@ -36,15 +40,20 @@ ABLATIONS = [
         "conv",
         "a convolutional transition model",
         encoder=replace(KSL.encoder, head="convolutional"),
-        sac=replace(KSL.sac, actor_encoder="share_convolutions"),
-        auxiliary=KSLConfig(transition="convolutional"),
+        core=replace(KSL.core, actor_encoder="share_convolutions"),
+        auxiliary=replace(AUXILIARY, transition=ConvolutionalTransitionConfig()),
     ),
     variant(
         "one-optimizer",
         "one optimizer for both losses",
-        learning=replace(KSL.learning, one_optimizer=True),
+        auxiliary=replace(AUXILIARY, one_optimizer=True),
     ),
-    variant("no-augmentation", "no augmentation", augment=NONE, sequence_augment=NONE),
-    variant("no-projection", "no projection", auxiliary=KSLConfig(projection=False)),
-    variant("two-views", "two views in the critic's loss", sac=replace(KSL.sac, critic_views=2)),
+    variant(
+        "no-augmentation",
+        "no augmentation",
+        augment=NoAugment(),
+        auxiliary=replace(AUXILIARY, augment=NoAugment()),
+    ),
+    variant("no-projection", "no projection", auxiliary=replace(AUXILIARY, projection_hidden=None)),
+    variant("two-views", "two views in the critic's loss", core=replace(KSL.core, critic_views=2)),
 ]

@@ -10,47 +10,31 @@ in its channels-last format, in which oneDNN and cuDNN compute; the native kerne
 they are. Features are flattened in (H, W, C) order so that this costs no copy either. That order is
 part of the weights' meaning on every device.
 
-The convolutions are computed by PyTorch or by the kernels in `kstep.native`, to the same numbers up
-to rounding. Which one is the encoder's `backend`; nothing outside this file can tell.
+The convolutions are computed by PyTorch or by the kernels in `kstep.native` (`backend`), to the
+same numbers up to rounding.
 """
 
 from __future__ import annotations
 
+import abc
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal, cast
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from kstep import native
 from kstep.native import Backend
-from kstep.nets.init import Init, initialize
-from kstep.types import EnvSpec, KstepError
+from kstep.nets.heads import Init, initialize
+from kstep.nets.parts import ConvolutionalHead, FilterResponseNorm
+from kstep.types import KstepError, ObservationKind
+from kstep.values import Family, Fraction, Positive
 
-
-@dataclass(frozen=True)
-class EncoderConfig:
-    """Shape of the convolutional encoder; the defaults are the paper's."""
-
-    channels: int = 32
-    """Filters of every convolution."""
-    strides: tuple[int, ...] = (2, 1, 1, 1)
-    """One convolution per entry. (2, 2, 1, 1) is the compact encoder of the `cpu` preset."""
-    latent_dim: int = 50
-    tanh: bool = True
-    """Whether the latent ends in tanh: the paper's text says so, its code does not (D02)."""
-    activation: Literal["relu", "frn"] = "relu"
-    """After each convolution: ReLU, or PI-SAC's filter response normalization."""
-    head: Literal["linear", "convolutional"] = "linear"
-    """What turns features into the latent: one linear layer, or the two convolutions and the linear
-    layer of the paper's convolutional ablation."""
-    precision: Literal["float32", "tf32", "bfloat16"] = "float32"
-    """Of the encoder's products; sums, all else and what is stored stay float32. tf32 is for CUDA
-    and concerns every matrix product there."""
-    init: Init = "delta_orthogonal"
+if TYPE_CHECKING:
+    from kstep.methods.base import Method
 
 
 class Encoder(nn.Module):
@@ -62,12 +46,9 @@ class Encoder(nn.Module):
     """(H, W, C) after each convolution."""
     latent_dim: int
 
-    @property
-    def feature_dim(self) -> int:
-        return math.prod(self.feature_shape)
-
-    def learned(self) -> dict[str, nn.Module]:
-        """Its two stages by name, as optimizers own them; empty if there is nothing to learn."""
+    def stages(self) -> dict[str, nn.Module]:
+        """Its two stages, `convolutions` and `head`, as optimizers own them; empty if there is
+        nothing to learn."""
         return {}
 
     def features(self, observation: Tensor) -> Tensor:
@@ -82,47 +63,104 @@ class Encoder(nn.Module):
         return self.latent(self.features(observation))
 
 
-class FilterResponseNorm(nn.Module):
-    """FRN with its thresholded linear unit (Singh & Krishnan 2019, arXiv:1911.09737)."""
+@dataclass(frozen=True)
+class EncoderConfig(Family):
+    """Which encoder; its kind decides what of the environment it sees."""
 
-    def __init__(self, channels: int, eps: float = 1e-6) -> None:
-        super().__init__()
-        self.eps = eps
-        self.scale = nn.Parameter(torch.ones(channels, 1, 1))
-        self.shift = nn.Parameter(torch.zeros(channels, 1, 1))
-        self.threshold = nn.Parameter(torch.zeros(channels, 1, 1))
+    observation: ClassVar[ObservationKind]
 
-    def forward(self, x: Tensor) -> Tensor:
-        power = x.square().mean(dim=(2, 3), keepdim=True)
-        normalized = self.scale * (x * torch.rsqrt(power + self.eps)) + self.shift
-        return torch.maximum(normalized, self.threshold)
+    @property
+    def image_size(self) -> int:
+        """Height and width of what it sees; 0 for state vectors."""
+        return 0
+
+    @property
+    def ema_rate(self) -> float:
+        """Of the slow encoder; slow copies of auxiliary heads share it."""
+        return 0.05
+
+    @abc.abstractmethod
+    def build(
+        self, frame_shape: tuple[int, ...], stack: int, backend: Backend = "torch"
+    ) -> Encoder:
+        """Return the encoder of stacks of such frames, weights from torch's current generator."""
+
+    def compact(self) -> EncoderConfig:
+        """Return the encoder of the `cpu` preset."""
+        return self
+
+    def shrunk(self) -> EncoderConfig:
+        """Return the encoder at the size of the `debug` preset."""
+        return self
+
+    def check(self, method: Method) -> None:
+        """Refuse other parts of the method that this encoder cannot be combined with."""
 
 
-class ConvolutionalHead(nn.Module):
-    """Two 3x3 convolutions with stride 2 (32 and 16 filters), flattened: 1,024 at 84 pixels."""
+@dataclass(frozen=True)
+class PixelEncoderConfig(EncoderConfig):
+    """The convolutional encoder; the defaults are the paper's."""
 
-    def __init__(self, feature_shape: tuple[int, ...]) -> None:
-        super().__init__()
-        height, width, channels = feature_shape
-        self.feature_shape = feature_shape
-        self.first = nn.Conv2d(channels, 32, 3, stride=2)
-        self.second = nn.Conv2d(32, 16, 3, stride=2)
-        for _ in range(2):
-            height, width = (height - 3) // 2 + 1, (width - 3) // 2 + 1
-        if min(height, width) < 1:
-            raise KstepError(f"features of {feature_shape} are too small for two more convolutions")
-        self.outputs = height * width * 16
+    kind: ClassVar[str] = "convolutional"
+    observation: ClassVar[ObservationKind] = "pixels"
 
-    def forward(self, features: Tensor) -> Tensor:
-        x = features.unflatten(1, self.feature_shape).permute(0, 3, 1, 2)  # type: ignore[no-untyped-call]
-        x = torch.relu(self.second(torch.relu(self.first(x))))
-        return x.permute(0, 2, 3, 1).flatten(1)
+    image_size: Positive = 84
+    """Height and width of what it sees; the augmentation decides what is rendered."""
+    channels: Positive = 32
+    """Filters of every convolution."""
+    strides: tuple[Positive, ...] = (2, 1, 1, 1)
+    """One convolution per entry. (2, 2, 1, 1) is the compact encoder of the `cpu` preset."""
+    latent_dim: Positive = 50
+    tanh: bool = True
+    """Whether the latent ends in tanh: the paper's text says so, its code does not (D02)."""
+    activation: Literal["relu", "frn"] = "relu"
+    """After each convolution: ReLU, or PI-SAC's filter response normalization."""
+    head: Literal["linear", "convolutional"] = "linear"
+    """What turns features into the latent: one linear layer, or the two convolutions and the linear
+    layer of the paper's convolutional ablation."""
+    precision: Literal["float32", "tf32", "bfloat16"] = "float32"
+    """Of the encoder's products; sums, all else and what is stored stay float32. tf32 is for CUDA
+    and concerns every matrix product there."""
+    ema_rate: Fraction = 0.05
+    """Of the slow encoder."""
+    init: Init = "delta_orthogonal"
+
+    def build(
+        self, frame_shape: tuple[int, ...], stack: int, backend: Backend = "torch"
+    ) -> PixelEncoder:
+        return PixelEncoder(self, frame_shape, stack, backend)
+
+    def compact(self) -> PixelEncoderConfig:
+        """A second stride of 2: about a third of the arithmetic."""
+        return replace(self, strides=(2, 2, 1, 1))
+
+    def shrunk(self) -> PixelEncoderConfig:
+        return replace(self, image_size=48, channels=8, strides=(2, 2, 1, 1), latent_dim=16)
+
+
+@dataclass(frozen=True)
+class StateEncoderConfig(EncoderConfig):
+    """State vectors as they are."""
+
+    kind: ClassVar[str] = "state"
+    observation: ClassVar[ObservationKind] = "state"
+
+    def build(
+        self, frame_shape: tuple[int, ...], stack: int, backend: Backend = "torch"
+    ) -> StateEncoder:
+        return StateEncoder(frame_shape, stack)
+
+    def check(self, method: Method) -> None:
+        if method.augment.kind != "none":
+            raise KstepError("a state vector cannot be augmented: method.augment.kind must be none")
+        if method.learning.critic_trains != "all":
+            raise KstepError("a state vector has no encoder: method.learning.critic_trains=all")
 
 
 class LatentHead(nn.Sequential):
     """Linear, LayerNorm and possibly tanh: the second stage of the encoder."""
 
-    def __init__(self, config: EncoderConfig, feature_shape: tuple[int, ...]) -> None:
+    def __init__(self, config: PixelEncoderConfig, feature_shape: tuple[int, ...]) -> None:
         layers: list[nn.Module] = []
         inputs = math.prod(feature_shape)
         if config.head == "convolutional":
@@ -137,7 +175,7 @@ class PixelEncoder(Encoder):
 
     def __init__(
         self,
-        config: EncoderConfig,
+        config: PixelEncoderConfig,
         frame_shape: tuple[int, ...],
         stack: int,
         backend: Backend = "torch",
@@ -145,9 +183,8 @@ class PixelEncoder(Encoder):
         super().__init__()
         if backend == "native":
             require_native(config, frame_shape, stack)
+        self.config = config
         self.backend: Backend = backend
-        self.precision = config.precision
-        self.strides = config.strides
         height, width, colours = frame_shape
         channels = [stack * colours] + [config.channels] * len(config.strides)
         self.convolutions = nn.ModuleList(
@@ -177,21 +214,26 @@ class PixelEncoder(Encoder):
         initialize(self, config.init)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
+    def stages(self) -> dict[str, nn.Module]:
+        trunk = nn.ModuleList([self.convolutions, self.norms]) if self.norms else self.convolutions
+        return {"convolutions": trunk, "head": self.head}
+
     def features(self, observation: Tensor) -> Tensor:
+        layers = cast(Sequence[nn.Conv2d], self.convolutions)
         if self.backend == "native":
-            layers = cast(Sequence[nn.Conv2d], self.convolutions)
             weights = [layer.weight for layer in layers]
             biases = [cast(Tensor, layer.bias) for layer in layers]
             if native.usable(observation, [*weights, *biases]):
-                return native.features(observation, self.strides, weights, biases)
+                return native.features(observation, self.config.strides, weights, biases)
         with self._in_precision(observation):
             convolve = _compiled() if self.backend == "compiled" else PixelEncoder._convolve
-            return convolve(self, observation).float()
+            return convolve(self, observation).to(layers[0].weight.dtype)
 
     def _convolve(self, observation: Tensor) -> Tensor:
         # (B, S, H, W, C) uint8 -> (B, S*C, H, W) float, channels last. Interleaving the bytes first
         # and converting after is 2.5 times as fast as one strided converting copy.
-        x = torch.cat(observation.unbind(1), dim=-1).float().div_(255.0).permute(0, 3, 1, 2)
+        dtype = cast(nn.Conv2d, self.convolutions[0]).weight.dtype
+        x = torch.cat(observation.unbind(1), dim=-1).to(dtype).div_(255.0).permute(0, 3, 1, 2)
         for i, convolution in enumerate(self.convolutions):
             x = convolution(x)
             x = self.norms[i](x) if self.norms else torch.relu_(x)
@@ -199,15 +241,11 @@ class PixelEncoder(Encoder):
 
     def latent(self, features: Tensor) -> Tensor:
         with self._in_precision(features):
-            return self.head(features).float()  # type: ignore[no-any-return]
+            return self.head(features).to(features.dtype)  # type: ignore[no-any-return]
 
     def _in_precision(self, x: Tensor) -> torch.autocast:
-        lower = self.precision == "bfloat16"
+        lower = self.config.precision == "bfloat16"
         return torch.autocast(x.device.type, torch.bfloat16, enabled=lower)
-
-    def learned(self) -> dict[str, nn.Module]:
-        trunk = nn.ModuleList([self.convolutions, self.norms]) if self.norms else self.convolutions
-        return {"convolutions": trunk, "head": self.head}
 
 
 @functools.cache
@@ -229,17 +267,17 @@ class StateEncoder(Encoder):
         self.latent_dim = stack * frame_shape[0]
 
     def features(self, observation: Tensor) -> Tensor:
-        return observation.flatten(1)
+        # In the networks' precision, which is that of whatever is made by default.
+        return observation.flatten(1).to(torch.get_default_dtype())
 
     def latent(self, features: Tensor) -> Tensor:
         return features
 
 
-class GivenFeatures(Encoder):
-    """An encoder whose features were computed already: observations *are* features.
+class FixedFeatures(Encoder):
+    """An encoder whose convolutions somebody else trains, or nobody: observations *are* features.
 
-    For methods whose actor and critic take the convolutions as they are; the encoder is borrowed,
-    so it is kept out of the module tree.
+    It is borrowed, so it is kept out of the module tree.
     """
 
     def __init__(self, encoder: Encoder) -> None:
@@ -254,20 +292,13 @@ class GivenFeatures(Encoder):
         return self._encoder.latent(features)  # type: ignore[no-any-return, operator, union-attr]
 
 
-def build_encoder(
-    config: EncoderConfig, spec: EnvSpec, stack: int, backend: Backend = "torch"
-) -> Encoder:
-    """Return the encoder that fits what the environment shows."""
-    if spec.observation == "state":
-        return StateEncoder(spec.frame_shape, stack)
-    return PixelEncoder(config, spec.frame_shape, stack, backend)
-
-
 def native_shape(
     config: EncoderConfig, frame_shape: tuple[int, ...], stack: int
 ) -> native.Shape | None:
     """What the native kernels would compute; None where the encoder has other parts than theirs."""
-    if len(frame_shape) != 3 or config.activation != "relu" or config.precision == "bfloat16":
+    if not isinstance(config, PixelEncoderConfig) or config.activation != "relu":
+        return None
+    if config.precision == "bfloat16":
         return None
     height, width, colours = frame_shape
     return native.Shape(stack, height, width, colours, config.strides, config.channels)

@@ -24,7 +24,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 import psutil
 
-from kstep.types import Array, EnvSpec, KstepError, Sequences, Stacks, Transitions
+from kstep.types import Array, EnvSpec, KstepError, Sequences, Stacks
 
 Storage: TypeAlias = Literal["memory", "disk"]
 Rule: TypeAlias = Literal["any", "released"]
@@ -142,21 +142,9 @@ class Replay:
         self._oldest, self._oldest_episode = self._total, self._episodes
         self._held, self._running = 0, False
 
-    def transitions(self, n: int, rng: np.random.Generator) -> Transitions[Stacks]:
-        """Draw n transitions uniformly, with replacement."""
-        start = self._starts(n, 1, rng, "any")
-        slot = start % self.slots
-        return Transitions(
-            observation=self._stacks(start),
-            action=self._action[slot],
-            reward=self._reward[slot],
-            next_observation=self._stacks(start + 1),
-            bootstrap=self._bootstrap[slot],
-        )
-
     def sequences(
         self, n: int, k: int, rng: np.random.Generator, rule: Rule = "any"
-    ) -> Sequences[Stacks]:
+    ) -> Sequences:
         """Draw n stretches of k decisions, with replacement, none across an episode's end.
 
         Rule "any": uniform over all starts, those in the running episode included.

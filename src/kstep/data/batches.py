@@ -1,0 +1,115 @@
+"""What one update learns from: drawn from the replay, augmented, on the learning device.
+
+Three arrangements, by what the auxiliary task declares: sequences of its own beside the critic's
+transitions (KSL); the very views of the critic's transitions (CURL, SAC-AE, Proto-RL); windows
+whose first transition is the critic's (PI-SAC).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kstep.auxiliary.base import OwnSequences
+from kstep.data.replay import Replay
+from kstep.methods.base import Method
+from kstep.rng import Streams
+from kstep.types import Array, SequenceBatch, Sequences, Stacks, TransitionBatch, to_device
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one update learns from."""
+
+    transitions: TransitionBatch
+    sequences: SequenceBatch | None
+    """What the auxiliary task learns from; None in an update without it."""
+
+
+class Batches:
+    """Draws the batches of one method."""
+
+    def __init__(self, method: Method, streams: Streams, device: torch.device) -> None:
+        self.size, self.views = method.learning.batch_size, method.core.critic_views
+        self.augment, self.auxiliary = method.augment, method.auxiliary
+        self.streams, self.device = streams, device
+
+    def draw(self, replay: Replay, *, sequences: bool) -> Batch:
+        """Draw a batch; with `sequences` also what the auxiliary task learns from."""
+        auxiliary, streams = self.auxiliary, self.streams
+        if auxiliary is not None and auxiliary.shares_windows:
+            drawn = replay.sequences(self.size, auxiliary.horizon, streams.replay)
+            view = self.augment.train_view(drawn.observation, streams.augment)
+            windows = self._sequences(drawn, view)
+            return Batch(_first_transition(windows), windows)
+        drawn = replay.sequences(self.size, 1, streams.replay)
+        transitions = self._transitions(drawn)
+        if auxiliary is None or not sequences:
+            return Batch(transitions, None)
+        if not isinstance(auxiliary, OwnSequences):
+            return Batch(transitions, self._same_views(transitions, drawn.observation.at(0)))
+        drawn = replay.sequences(
+            self.size, auxiliary.horizon, streams.replay, rule=auxiliary.sampling
+        )
+        view = auxiliary.augment.train_view(drawn.observation, streams.augment)
+        return Batch(transitions, self._sequences(drawn, view))
+
+    def _transitions(self, drawn: Sequences) -> TransitionBatch:
+        """Make `views` random views of each observation, one after the other."""
+        rng, views = self.streams.augment, self.views
+        pairs = [
+            [self.augment.train_view(drawn.observation.at(t), rng) for t in (0, 1)]
+            for _ in range(views)
+        ]
+        observation, next_observation = (
+            self._tensor(view[0] if views == 1 else np.concatenate(view))
+            for view in zip(*pairs, strict=True)
+        )
+        return TransitionBatch(
+            observation=observation,
+            action=self._tensor(drawn.action[:, 0]).repeat(views, 1),
+            reward=self._tensor(drawn.reward[:, 0]).repeat(views),
+            next_observation=next_observation,
+            bootstrap=self._tensor(drawn.bootstrap[:, 0]).repeat(views),
+        )
+
+    def _sequences(self, drawn: Sequences, view: Array) -> SequenceBatch:
+        observation = self._tensor(view)
+        return SequenceBatch(
+            observation=observation,
+            action=self._tensor(drawn.action),
+            reward=self._tensor(drawn.reward),
+            bootstrap=self._tensor(drawn.bootstrap),
+            second_view=observation[:, 0],
+        )
+
+    def _same_views(self, batch: TransitionBatch, first: Stacks) -> SequenceBatch:
+        """Return the critic's first views as sequences of one transition."""
+        size, second_view = self.size, batch.observation[: self.size]
+        if self.auxiliary is not None and self.auxiliary.second_view:
+            second_view = self._tensor(self.augment.train_view(first, self.streams.augment))
+        return SequenceBatch(
+            observation=torch.stack(
+                (batch.observation[:size], batch.next_observation[:size]), dim=1
+            ),
+            action=batch.action[:size, None],
+            reward=batch.reward[:size, None],
+            bootstrap=batch.bootstrap[:size, None],
+            second_view=second_view,
+        )
+
+    def _tensor(self, array: Array) -> Tensor:
+        return to_device(array, self.device)
+
+
+def _first_transition(windows: SequenceBatch) -> TransitionBatch:
+    return TransitionBatch(
+        observation=windows.observation[:, 0],
+        action=windows.action[:, 0],
+        reward=windows.reward[:, 0],
+        next_observation=windows.observation[:, 1],
+        bootstrap=windows.bootstrap[:, 0],
+    )

@@ -1,0 +1,293 @@
+"""Frozen dataclasses as settings: kinds, bounds, JSON, overrides, differences.
+
+A setting is a field of a frozen dataclass. Its type and its bounds stand beside it, and whatever is
+read (a command line, a config.json) is checked against them, so that a wrong key or value is
+refused with what is allowed. Where a part of a method can be of several kinds, each kind is a class
+of its own with exactly the fields that it reads; `Family` is the base of all of them.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import difflib
+import json
+import math
+import operator
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+
+import annotated_types as at
+
+from kstep.errors import KstepError
+
+T = TypeVar("T")
+
+Positive = Annotated[int, at.Ge(1)]
+Count = Annotated[int, at.Ge(0)]
+Rate = Annotated[float, at.Ge(0.0)]
+"""A learning rate, or another number that must not be negative."""
+Fraction = Annotated[float, at.Ge(0.0), at.Le(1.0)]
+BelowOne = Annotated[float, at.Ge(0.0), at.Lt(1.0)]
+
+DERIVED = {"derived": True}
+"""Metadata of a field that is no setting: what `resolve` made of it is stored instead."""
+
+
+class Family(abc.ABC):
+    """Base of settings that come in several kinds. A subclass with a `kind` registers itself."""
+
+    kind: ClassVar[str]
+    kinds: ClassVar[dict[str, type[Self]]]
+
+    def __init_subclass__(cls) -> None:
+        if Family in cls.__bases__:
+            cls.kinds = {}
+        elif "kind" in cls.__dict__:
+            present = cls.kinds.setdefault(cls.kind, cls)
+            if present.__qualname__ != cls.__qualname__:
+                raise TypeError(f"the kind '{cls.kind}' is taken by {present.__qualname__}")
+            cls.kinds[cls.kind] = cls
+
+
+def encode(value: Any) -> Any:
+    """Turn a dataclass into plain JSON values."""
+    if dataclasses.is_dataclass(value):
+        stored = [f for f in dataclasses.fields(value) if not f.metadata.get("derived")]
+        data = {f.name: encode(getattr(value, f.name)) for f in stored}
+        return {"kind": value.kind, **data} if isinstance(value, Family) else data
+    if isinstance(value, tuple | list):
+        return [encode(item) for item in value]
+    return value
+
+
+def decode(annotation: Any, data: Any, where: str = "") -> Any:
+    """Build a value of type `annotation` from JSON values, refusing anything that does not fit."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Annotated:
+        value = decode(arguments[0], data, where)
+        _check_bounds(value, arguments[1:], where)
+        return value
+    if isinstance(annotation, type) and issubclass(annotation, Family):
+        return _decode_kind(annotation, data, where)
+    if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
+        return _decode_dataclass(annotation, data, where)
+    if origin in (types.UnionType, typing.Union):
+        if data is None:
+            if type(None) in arguments:
+                return None
+            raise KstepError(f"{where} must not be empty")
+        (inner,) = [argument for argument in arguments if argument is not type(None)]
+        return decode(inner, data, where)
+    if origin is Literal:
+        if data not in arguments:
+            hint = near(str(data), [str(argument) for argument in arguments])
+            raise KstepError(
+                f"{where} must be one of {', '.join(map(str, arguments))}, not '{data}'.{hint}"
+            )
+        return data
+    if origin is tuple:
+        if not isinstance(data, list | tuple):
+            raise KstepError(f"{where} must be a list such as [2, 1], not {data!r}")
+        if len(arguments) == 2 and arguments[1] is Ellipsis:
+            arguments = (arguments[0],) * len(data)
+        if len(arguments) != len(data):
+            raise KstepError(f"{where} must have {len(arguments)} entries, not {len(data)}")
+        return tuple(
+            decode(inner, item, f"{where}[{i}]")
+            for i, (inner, item) in enumerate(zip(arguments, data, strict=True))
+        )
+    if annotation is float and isinstance(data, int) and not isinstance(data, bool):
+        data = _as_float(data, where)
+    if annotation in (int, float, bool, str):
+        if type(data) is not annotation:
+            raise KstepError(f"{where} must be {_NAMES[annotation]}, not {data!r}")
+        if annotation is float and not math.isfinite(data):
+            raise KstepError(f"{where} must be a finite number, not {data}")
+        return data
+    raise TypeError(f"no rule to read {annotation} at {where}")
+
+
+def check(value: Any) -> None:
+    """Refuse a value built in Python that could not have been read: wrong types, out of bounds."""
+    decode(type(value), encode(value))
+
+
+def override(value: T, overrides: Iterable[str], fixed: Mapping[str, str] | None = None) -> T:
+    """Apply `key=value` texts, each checked against the type of what it replaces.
+
+    `fixed` are the keys that may not be set, and what to do instead.
+    """
+    data = encode(value)
+    # A new kind first, whatever the order: it decides which other keys exist.
+    for text in sorted(overrides, key=lambda text: not _key(text).endswith(".kind")):
+        key, equals, written = text.partition("=")
+        if not equals:
+            raise KstepError(f"'{text}' is not of the form key=value, such as method.auxiliary.k=5")
+        new, refusal = _literal(written.strip()), (fixed or {}).get(_key(text))
+        if refusal and new != _at(data, _key(text)):
+            raise KstepError(f"{_key(text)} cannot be set: {refusal}")
+        _set(data, _key(text), new)
+        if _key(text).endswith(".kind"):
+            data = _with_kind(value, data, _key(text).removesuffix(".kind"))
+    decoded: T = decode(type(value), data)
+    return decoded
+
+
+def change(value: T, changes: Mapping[str, Any]) -> T:
+    """Return the value with some settings, by dotted key, replaced."""
+    for key, new in changes.items():
+        name, _, rest = key.partition(".")
+        inner = change(getattr(value, name), {rest: new}) if rest else new
+        value = dataclasses.replace(value, **{name: inner})  # type: ignore[type-var]
+    return value
+
+
+def flat(data: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every setting of encoded values as (dotted key, value)."""
+    if isinstance(data, dict):
+        for key, value in data.items():
+            yield from flat(value, f"{prefix}.{key}" if prefix else key)
+    else:
+        yield prefix, data
+
+
+def difference(left: Any, right: Any) -> list[tuple[str, Any, Any]]:
+    """Return (key, left value, right value) wherever two configurations differ."""
+    flat_left, flat_right = dict(flat(encode(left))), dict(flat(encode(right)))
+    keys = dict.fromkeys([*flat_left, *flat_right])
+    return [
+        (key, flat_left.get(key), flat_right.get(key))
+        for key in keys
+        if flat_left.get(key) != flat_right.get(key)
+    ]
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """Return a sentence that suggests the nearest of the known names, or nothing."""
+    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f" Did you mean '{found[0]}'?" if found else ""
+
+
+_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+
+_BOUNDS: dict[type, tuple[str, str, Callable[[Any, Any], bool]]] = {
+    at.Ge: ("ge", "at least", operator.ge),
+    at.Gt: ("gt", "above", operator.gt),
+    at.Le: ("le", "at most", operator.le),
+    at.Lt: ("lt", "below", operator.lt),
+}
+
+
+def _check_bounds(value: Any, bounds: Iterable[Any], where: str) -> None:
+    for bound in bounds:
+        name, words, holds = _BOUNDS[type(bound)]
+        limit = getattr(bound, name)
+        if not holds(value, limit):
+            raise KstepError(f"{where} must be {words} {limit}, not {value}")
+
+
+def _as_float(data: int, where: str) -> float:
+    try:
+        return float(data)
+    except OverflowError:
+        raise KstepError(f"{where} must be a finite number, not {data}") from None
+
+
+def _decode_dataclass(cls: type[T], data: Any, where: str) -> T:
+    if not isinstance(data, Mapping):
+        raise KstepError(f"{where or cls.__name__} must be a group of settings, not {data!r}")
+    hints = typing.get_type_hints(cls, include_extras=True)
+    fields = {
+        f.name: f
+        for f in dataclasses.fields(cls)  # type: ignore[arg-type]
+        if not f.metadata.get("derived")
+    }
+    for name in data:
+        if name not in fields:
+            key = f"{where}.{name}" if where else name
+            known = f" It has: {', '.join(fields)}" if fields else ""
+            raise KstepError(
+                f"unknown key '{key}': {where or cls.__name__} has no '{name}'."
+                f"{near(str(name), fields)}{known}"
+            )
+    needed = [
+        f.name
+        for f in fields.values()
+        if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+    ]
+    if missing := [name for name in needed if name not in data]:
+        raise KstepError(f"{where or cls.__name__} lacks {', '.join(missing)}")
+    values = {
+        name: decode(hints[name], data[name], f"{where}.{name}" if where else name)
+        for name in fields
+        if name in data
+    }
+    return cls(**values)
+
+
+def _decode_kind(family: type[Family], data: Any, where: str) -> Any:
+    """Build whichever kind of the family `data` says it is."""
+    if not isinstance(data, Mapping):
+        raise KstepError(f"{where} must be a group of settings, not {data!r}")
+    kind = data.get("kind")
+    if not isinstance(kind, str) or kind not in family.kinds:
+        hint = near(str(kind), family.kinds)
+        raise KstepError(f"{where}.kind must be one of {', '.join(family.kinds)}, not {kind!r}.{hint}")
+    fields = {key: value for key, value in data.items() if key != "kind"}
+    return _decode_dataclass(family.kinds[kind], fields, where)
+
+
+def _key(text: str) -> str:
+    return text.partition("=")[0].strip()
+
+
+def _at(data: Any, key: str) -> Any:
+    for name in key.split("."):
+        data = data[name] if isinstance(data, dict) and name in data else None
+    return data
+
+
+def _set(data: Any, key: str, new: Any) -> None:
+    path, node = key.split("."), data
+    for depth, name in enumerate(path):
+        if not isinstance(node, dict) or name not in node:
+            known = node if isinstance(node, dict) else {}
+            where = ".".join(path[:depth]) or "an experiment"
+            raise KstepError(
+                f"unknown key '{key}': {where} has no '{name}'.{near(name, known)}"
+                + (f" It has: {', '.join(known)}" if known else "")
+            )
+        if depth < len(path) - 1:
+            node = node[name]
+    node[path[-1]] = new
+
+
+def _with_kind(value: Any, data: Any, key: str) -> Any:
+    """Give the part at `key` the fields of its new kind, at their defaults."""
+    family = _family_of(value, key)
+    part = _at(data, key)
+    if family is None or part["kind"] not in family.kinds:
+        return data  # `decode` says what is wrong
+    _set(data, key, encode(family.kinds[part["kind"]]()))
+    return data
+
+
+def _family_of(value: Any, key: str) -> type[Family] | None:
+    for name in key.split("."):
+        value = getattr(value, name)
+    return next((cls for cls in type(value).__mro__ if Family in cls.__bases__), None)
+
+
+def _literal(text: str) -> Any:
+    """Read a command-line value: JSON where it is JSON, a plain word otherwise."""
+    if text in ("None", "null"):
+        return None
+    if text in ("True", "False"):
+        return text == "True"
+    try:
+        return json.loads(text)
+    except (json.JSONDecodeError, RecursionError):
+        return text
