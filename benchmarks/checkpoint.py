@@ -24,11 +24,11 @@ from kstep import checkpoint, system
 from kstep.agent import Agent
 from kstep.checkpoint import Positions, Session
 from kstep.config import resolve
+from kstep.data.replay import Replay, ReplayConfig
 from kstep.envs import EnvConfig, make, spec_of
 from kstep.episode import Episode
 from kstep.health import Health
 from kstep.origin import Allowed, Origin
-from kstep.data.replay import Replay, ReplayConfig
 from kstep.rng import Streams
 from kstep.run import Run
 from kstep.train import Runtime
@@ -119,9 +119,10 @@ def save(run: Run, session: Session) -> float:
 
 def watch(session: Session) -> float:
     health = Health(session.agent, session.replay, print)
+    latent = session.agent.update(session.replay).latent
     started = time.perf_counter()
     for _ in range(100):
-        health.look({"critic/q": 1.0, "actor/entropy": 0.0})
+        health.look({"critic/q": 1.0, "actor/entropy": 0.0}, latent)
     return (time.perf_counter() - started) * 10
 
 

@@ -274,7 +274,8 @@ class Agent:
     def _compose(self) -> None:
         """Settle who steps what: at first, and again when the task of a two-phase method begins."""
         auxiliary = self.auxiliary if self.phase == 0 else None
-        self.one_optimizer = self.method.auxiliary is not None and self.method.auxiliary.one_optimizer
+        config = self.method.auxiliary
+        self.one_optimizer = config is not None and config.one_optimizer
         self.borrowed = self.core.borrowed_layers(auxiliary.borrowed_layers) if auxiliary else []
         self.core_encoder, self.core_slow_encoder = self.encoder, self.slow_encoder
         if self.method.learning.critic_trains != "all":
@@ -286,9 +287,11 @@ class Agent:
     def _groups(self, auxiliary: AuxiliaryTask | None) -> dict[str, Group]:
         """The ownership table: which optimizer steps which modules."""
         learning = self.method.learning
-        stages = {"all": {"encoder": self.encoder}, "nothing": {}}
-        stages["head"] = {"head": self.encoder.stages().get("head", self.encoder)}
-        trained = stages[learning.critic_trains]
+        trained: dict[str, nn.Module | nn.Parameter] = {}
+        if learning.critic_trains == "all":
+            trained = {"encoder": self.encoder}
+        elif learning.critic_trains == "head":
+            trained = {"head": self.encoder.stages()["head"]}
         groups = {
             "critic": Group(
                 {**trained, "critic": self.core.critic}, learning.learning_rate, learning.betas
@@ -314,8 +317,9 @@ class Agent:
     def _auxiliary_group(self, auxiliary: AuxiliaryTask) -> Group:
         config, learning = self.method.auxiliary, self.method.learning
         assert config is not None
-        rate = learning.learning_rate if config.learning_rate is None else config.learning_rate
-        encoder_rate = rate if config.encoder_learning_rate is None else config.encoder_learning_rate
+        rate, encoder_rate = config.learning_rate, config.encoder_learning_rate
+        rate = learning.learning_rate if rate is None else rate
+        encoder_rate = rate if encoder_rate is None else encoder_rate
         if config.double_step:
             encoder_rate += learning.learning_rate
         shaped: dict[str, nn.Module] = {"encoder": self.encoder}
@@ -329,7 +333,8 @@ class Agent:
 
     def _slow_copies(self, auxiliary: AuxiliaryTask | None) -> list[Ema]:
         """What is a moving average of what: of all that moves and has a slow copy."""
-        core, encoder, trains = self.method.core, self.method.encoder, self.method.learning.critic_trains
+        core, encoder = self.method.core, self.method.encoder
+        trains = self.method.learning.critic_trains
         copies = self.core.slow_copies()
         online, slow = self.encoder.stages(), self.slow_encoder.stages()
         if trains == "head":

@@ -25,11 +25,11 @@ import safetensors.numpy
 import safetensors.torch
 
 from kstep.agent import Agent
+from kstep.data.replay import Replay
 from kstep.episode import Episode
 from kstep.files import sha256, sync_folder, write_atomically, write_json
 from kstep.log import Written, before
 from kstep.origin import Allowed, Origin
-from kstep.data.replay import Replay
 from kstep.run import Run
 from kstep.types import Array, Counts, KstepError
 

@@ -10,9 +10,9 @@ import torch
 from rich.console import Console
 
 from kstep import native, system
-from kstep.envs import gl
-from kstep.nets.encoder import EncoderConfig, native_shape
 from kstep.data.replay import Replay, ReplayConfig
+from kstep.envs import gl
+from kstep.nets.encoder import PixelEncoderConfig, native_shape
 from kstep.types import EnvSpec, KstepError
 
 
@@ -40,7 +40,7 @@ def doctor(console: Console, backend: str | None = None) -> bool:
 
     console.print("[bold]encoder[/]")
     for name, strides in (("paper's size", (2, 1, 1, 1)), ("compact", (2, 2, 1, 1))):
-        shape = native_shape(EncoderConfig(strides=strides), (84, 84, 3), 3)
+        shape = native_shape(PixelEncoderConfig(strides=strides), (84, 84, 3), 3)
         choice = native.choose("auto", shape)
         console.print(f"  {name}: {choice.backend} ({choice.reason})", highlight=False)
 

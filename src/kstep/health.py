@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from kstep.agent import Agent
+from kstep.data.replay import Replay
 from kstep.faults import Fault
 from kstep.optimizers import NonFinite
-from kstep.data.replay import Replay
 from kstep.types import Array
 
 RUNAWAY, LOST = 3.0, 1e4
@@ -108,9 +108,9 @@ class Health:
         return largest * self.agent.method.core.largest_horizon
 
     def _watch_entropy(self, values: dict[str, float]) -> None:
-        if "actor/entropy" not in values:
+        entropy, target = values.get("actor/entropy"), self.agent.core.target_entropy
+        if entropy is None or target is None:
             return
-        entropy, target = values["actor/entropy"], self.agent.core.target_entropy
         self._remark(
             "actor/entropy",
             entropy < target - NARROW * self.agent.spec.action_dim,

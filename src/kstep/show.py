@@ -73,15 +73,17 @@ def text(value: Any) -> str:
 def _turns(agent: Agent) -> list[str]:
     """The parts of an update in order, with how often their turn comes."""
     method, auxiliary = agent.method, agent.method.auxiliary
-    every = {"critic": 1, "actor": method.core.actor_every, "slow copies": method.learning.ema_every}
+    every = {
+        "critic": 1,
+        "actor": method.core.actor_every,
+        "slow copies": method.learning.ema_every,
+    }
     parts = list(every)
     if auxiliary is not None:
         every["auxiliary"] = auxiliary.every
         places = {"first": 0, "after critic": 1, "last": len(parts)}
         parts.insert(places[auxiliary.turn], "auxiliary")
-    return [
-        part + (f" (every {every[part]} updates)" if every[part] > 1 else "") for part in parts
-    ]
+    return [part + (f" (every {every[part]} updates)" if every[part] > 1 else "") for part in parts]
 
 
 def _schedule(experiment: Experiment) -> list[str]:

@@ -24,6 +24,7 @@ from kstep import checkpoint, encoders, envs, faults, native, origin, system
 from kstep.agent import Agent, Update
 from kstep.checkpoint import Positions, Session
 from kstep.config import Experiment
+from kstep.data.replay import Replay, ReplayConfig, Storage
 from kstep.envs import ControlEnv
 from kstep.episode import Episode
 from kstep.evaluate import evaluate, evaluation_seeds
@@ -33,7 +34,6 @@ from kstep.log import JsonLines, Progresses, TensorBoard, scalars
 from kstep.native import Asked, Choice
 from kstep.nets.encoder import native_shape
 from kstep.origin import Allowed, Origin
-from kstep.data.replay import Replay, ReplayConfig, Storage
 from kstep.rng import Streams, episode_seed
 from kstep.run import Run
 from kstep.types import Counts, EnvSpec, KstepError

@@ -17,7 +17,7 @@ import operator
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import annotated_types as at
 
@@ -40,7 +40,7 @@ class Family(abc.ABC):
     """Base of settings that come in several kinds. A subclass with a `kind` registers itself."""
 
     kind: ClassVar[str]
-    kinds: ClassVar[dict[str, type[Self]]]
+    kinds: ClassVar[dict[str, type[Any]]]
 
     def __init_subclass__(cls) -> None:
         if Family in cls.__bases__:
@@ -123,7 +123,7 @@ def override(value: T, overrides: Iterable[str], fixed: Mapping[str, str] | None
     data = encode(value)
     # A new kind first, whatever the order: it decides which other keys exist.
     for text in sorted(overrides, key=lambda text: not _key(text).endswith(".kind")):
-        key, equals, written = text.partition("=")
+        _, equals, written = text.partition("=")
         if not equals:
             raise KstepError(f"'{text}' is not of the form key=value, such as method.auxiliary.k=5")
         new, refusal = _literal(written.strip()), (fixed or {}).get(_key(text))
@@ -235,7 +235,9 @@ def _decode_kind(family: type[Family], data: Any, where: str) -> Any:
     kind = data.get("kind")
     if not isinstance(kind, str) or kind not in family.kinds:
         hint = near(str(kind), family.kinds)
-        raise KstepError(f"{where}.kind must be one of {', '.join(family.kinds)}, not {kind!r}.{hint}")
+        raise KstepError(
+            f"{where}.kind must be one of {', '.join(family.kinds)}, not {kind!r}.{hint}"
+        )
     fields = {key: value for key, value in data.items() if key != "kind"}
     return _decode_dataclass(family.kinds[kind], fields, where)
 

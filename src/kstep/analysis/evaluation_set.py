@@ -23,7 +23,6 @@ import safetensors.numpy
 
 from kstep import system
 from kstep.agent import Agent
-from kstep.config import encode
 from kstep.envs import ControlEnv
 from kstep.episode import Episode
 from kstep.files import sha256, write_atomically, write_json
@@ -31,6 +30,7 @@ from kstep.play import opened
 from kstep.rng import episode_seed
 from kstep.run import Run
 from kstep.types import Array, KstepError
+from kstep.values import encode
 
 FORMAT = 1
 BATCH = 64

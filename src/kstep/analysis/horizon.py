@@ -48,7 +48,7 @@ def predictions(agent: Agent, on: EvaluationSet, ahead: int) -> tuple[Array, Arr
 
     Returns what `horizon` takes: predicted (N, J, D), reached (N, J, D), start (N, D).
     """
-    task = agent.task
+    task = agent.auxiliary
     if not isinstance(task, KSL):
         raise KstepError(f"'{agent.method.name}' has no transition model of KSL to ask")
     if on.action.shape[1] != agent.spec.action_dim:
@@ -60,12 +60,12 @@ def predictions(agent: Agent, on: EvaluationSet, ahead: int) -> tuple[Array, Arr
     if len(starts) == 0:
         raise KstepError(f"no episode of the evaluation set is longer than {ahead} decisions")
     encode = agent.encoder.features if task.sees == "features" else agent.encoder
-    layers = agent.core.critic.first_layers(task.borrowed_layers) if task.borrowed_layers else []
+    layers = agent.core.borrowed_layers(task.borrowed_layers)
     predicted, targets = [], []
     first = 0
     for stacks in on.batches(agent.spec.frame_shape[0], agent.method.stack):
-        view = to_device(agent.augment.act_view(stacks), agent.device)
-        targets.append(task.targets(agent.task_encoder, view[:, None])[:, 0])
+        view = to_device(agent.method.augment.act_view(stacks), agent.device)
+        targets.append(task.targets(agent.auxiliary_slow_encoder, view[:, None])[:, 0])
         # A batch is carried to the end at once: all states' feature maps would be gigabytes.
         own = starts[(starts >= first) & (starts < first + len(view))]
         latent = encode(view)[own - first]

@@ -28,10 +28,10 @@ import numpy as np
 from matplotlib.figure import Figure
 from scipy.special import ndtri
 
-from kstep import augment
 from kstep.analysis.curves import lines
 from kstep.analysis.spread import share
 from kstep.analysis.tables import Row
+from kstep.data.augment import cut
 from kstep.types import Array
 
 VERSIONS = 3
@@ -63,7 +63,8 @@ class Perturbation:
 
 def translated(stacks: Array, rng: np.random.Generator) -> Array:
     offsets = rng.integers(0, 2 * TRANSLATE + 1, (len(stacks), 2))
-    return augment.shift(stacks, offsets, TRANSLATE)
+    height, width = stacks.shape[-3:-1]
+    return cut(stacks, offsets, height, width, pad=TRANSLATE)
 
 
 def erased(stacks: Array, rng: np.random.Generator) -> Array:

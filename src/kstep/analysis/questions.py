@@ -400,7 +400,7 @@ def _saliency(asked: Asked) -> Found:
         looks.append(
             saliency.attention(
                 active.view(-1, *encoder.feature_shape).numpy(),
-                saved.config.strides,
+                saved.config.strides,  # type: ignore[attr-defined]
                 height,
                 width,
             )

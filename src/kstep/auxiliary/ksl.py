@@ -133,9 +133,7 @@ class KSLConfig(OwnSequences):
 class Transition(nn.Module):
     """T: a latent and an action to the next latent."""
 
-    def __init__(
-        self, inputs: int, relu: bool, hidden: tuple[int, int], shapes: Shapes
-    ) -> None:
+    def __init__(self, inputs: int, relu: bool, hidden: tuple[int, int], shapes: Shapes) -> None:
         """`inputs`: first layers of its own; 0 where they are borrowed."""
         super().__init__()
         first, second = hidden

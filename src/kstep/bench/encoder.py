@@ -26,7 +26,7 @@ def passes(size: Size, backends: tuple[Backend, ...], threads: int) -> list[Cand
     method = size.experiment("ksl").method
     found = []
     for name, strides in STRIDES.items():
-        frame = (method.image_size, method.image_size, 3)
+        frame = (method.encoder.image_size, method.encoder.image_size, 3)
         shape = native_shape(method.encoder, frame, method.stack)
         assert shape is not None
         shape = type(shape)(shape.frames, shape.height, shape.width, shape.colours, strides)

@@ -178,7 +178,7 @@ class _Run:
         if self.options.backend == "torch":
             return ("torch",)
         method = self.size.experiment("ksl").method
-        frame = (method.image_size, method.image_size, 3)
+        frame = (method.encoder.image_size, method.encoder.image_size, 3)
         try:
             require_native(method.encoder, frame, method.stack)
         except native.Unavailable as error:

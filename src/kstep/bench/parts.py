@@ -25,9 +25,9 @@ from torch.optim.optimizer import (
 )
 
 from kstep.data.augment import Augment
-from kstep.optimizers import Ema
-from kstep.nets.encoder import PixelEncoder
 from kstep.data.replay import Replay
+from kstep.nets.encoder import PixelEncoder
+from kstep.optimizers import Ema
 
 PARTS = ("sample", "shift", "encode", "heads", "optimizer", "slow copies")
 FORWARD, BACKWARD = "forward images", "backward images"

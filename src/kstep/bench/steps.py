@@ -6,7 +6,6 @@ every backend and number of threads, since neither changes what it holds.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import importlib.util
 import json
@@ -21,15 +20,15 @@ from typing import Any
 import numpy as np
 
 import kstep
-from kstep.agent import Agent, parts_of
+from kstep.agent import Agent
+from kstep.auxiliary.base import OwnSequences
 from kstep.bench.parts import measured
 from kstep.bench.sizes import ACTIONS, EPISODE, REPEAT, STATE, Size
 from kstep.bench.timing import Candidate
 from kstep.config import Experiment
-from kstep.methods import LearningConfig
+from kstep.data.replay import Replay, ReplayConfig
 from kstep.native import Backend
 from kstep.nets.encoder import PixelEncoder
-from kstep.data.replay import Replay, ReplayConfig
 from kstep.rng import Streams
 from kstep.types import EnvSpec
 
@@ -48,27 +47,21 @@ class Reading:
 KSL = Reading("ksl", "ksl", paper="ksl")
 RELEASED = Reading("ksl-released", "ksl-released", paper="ksl")
 SAC_PIXEL = Reading("sac_pixel", "sac_pixel", paper="sac_pixel")
-ALIGNED = Reading("ksl aligned", "ksl", ("method.learning.aligned=true",))
-JOINT = Reading("ksl aligned, joint", "ksl", (*ALIGNED.overrides, "method.learning.joint=true"))
 COMPACT = Reading("ksl compact", "ksl", ("method.encoder.strides=[2,2,1,1]",))
 
 
 def readings() -> list[Reading]:
-    """What the table of methods has in it; what this version does not know is left out."""
+    """What the table of methods has in it."""
     names = ("rad", "drq", "curl", "sac_ae", "pi_sac", "proto_rl")
     paper = paper_table()
-    found = [
+    return [
         Reading("sac_state", "sac_state"),
         SAC_PIXEL,
         *(Reading(name, name, paper=name if name in paper else None) for name in names),
         KSL,
         Reading("ksl-results", "ksl-results", paper="ksl"),
         RELEASED,
-        ALIGNED,
     ]
-    if any(field.name == "joint" for field in dataclasses.fields(LearningConfig)):
-        found.append(JOINT)
-    return found
 
 
 def with_k(k: int) -> Reading:
@@ -162,12 +155,13 @@ class Steps:
     def sequences(self, reading: Reading, threads: int) -> Candidate:
         """Draw and shift what the auxiliary task learns from."""
         agent = self.agent(reading)
-        replay, batches = self.replay(agent), agent.batches
-        size, rule = agent.method.learning.batch_size, agent.method.sequence_rule
+        replay, streams, task = self.replay(agent), agent.streams, agent.method.auxiliary
+        assert isinstance(task, OwnSequences)
+        size = agent.method.learning.batch_size
 
         def work() -> None:
-            drawn = replay.sequences(size, batches.horizon, agent.streams.replay, rule=rule)
-            batches.sequence_augment.train_view(drawn.observation, agent.streams.augment)
+            drawn = replay.sequences(size, task.horizon, streams.replay, rule=task.sampling)
+            task.augment.train_view(drawn.observation, streams.augment)
 
         return Candidate(SEQUENCES, work, 1, threads)
 
@@ -201,7 +195,9 @@ def plain_name(reading: Reading) -> str:
 
 def period(agent: Agent) -> int:
     """Updates until every part had its turn: the actor learns in every second one."""
-    return math.lcm(*(agent.every(part) for part in parts_of(agent.method, agent.phase)))
+    method = agent.method
+    every = [method.core.actor_every, method.learning.ema_every]
+    return math.lcm(*every, method.auxiliary.every if method.auxiliary is not None else 1)
 
 
 def use(agent: Agent, backend: Backend) -> None:

@@ -124,9 +124,15 @@ def cut(
     *lead, _, full_height, full_width, _ = observation.shape
     _check_offsets(offsets, lead, full_height + 2 * pad - height, full_width + 2 * pad - width)
     if isinstance(observation, Stacks):
-        if padding != "mirror" and (views := _cut_natively(
-            observation, offsets, height, width, pad=pad, black=padding == "zero"
-        )) is not None:
+        if (
+            padding != "mirror"
+            and (
+                views := _cut_natively(
+                    observation, offsets, height, width, pad=pad, black=padding == "zero"
+                )
+            )
+            is not None
+        ):
             return views
         observation = observation.together()
     return _cut_in_blocks(observation, offsets, height, width, pad, padding)

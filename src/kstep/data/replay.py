@@ -142,9 +142,7 @@ class Replay:
         self._oldest, self._oldest_episode = self._total, self._episodes
         self._held, self._running = 0, False
 
-    def sequences(
-        self, n: int, k: int, rng: np.random.Generator, rule: Rule = "any"
-    ) -> Sequences:
+    def sequences(self, n: int, k: int, rng: np.random.Generator, rule: Rule = "any") -> Sequences:
         """Draw n stretches of k decisions, with replacement, none across an episode's end.
 
         Rule "any": uniform over all starts, those in the running episode included.

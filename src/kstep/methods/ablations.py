@@ -11,9 +11,7 @@ from kstep.auxiliary.ksl import KSLConfig, SharedTransitionConfig
 from kstep.auxiliary.ksl_convolutional import ConvolutionalTransitionConfig
 from kstep.data.augment import NoAugment
 from kstep.methods.base import Method
-from kstep.methods.ksl import KSL
-
-AUXILIARY: Any = KSL.auxiliary
+from kstep.methods.ksl import ENCODER, KSL, SAC, TASK
 
 
 def variant(name: str, summary: str, **changes: Any) -> Method:
@@ -23,7 +21,7 @@ def variant(name: str, summary: str, **changes: Any) -> Method:
 
 def cell(k: int, layers: int) -> KSLConfig:
     """Return KSL's task with another k and, if any, layers shared with the critic."""
-    task: KSLConfig = replace(AUXILIARY, k=k)
+    task = replace(TASK, k=k)
     return replace(task, transition=SharedTransitionConfig(layers)) if layers else task
 
 
@@ -39,21 +37,21 @@ ABLATIONS = [
     variant(
         "conv",
         "a convolutional transition model",
-        encoder=replace(KSL.encoder, head="convolutional"),
-        core=replace(KSL.core, actor_encoder="share_convolutions"),
-        auxiliary=replace(AUXILIARY, transition=ConvolutionalTransitionConfig()),
+        encoder=replace(ENCODER, head="convolutional"),
+        core=replace(SAC, actor_encoder="share_convolutions"),
+        auxiliary=replace(TASK, transition=ConvolutionalTransitionConfig()),
     ),
     variant(
         "one-optimizer",
         "one optimizer for both losses",
-        auxiliary=replace(AUXILIARY, one_optimizer=True),
+        auxiliary=replace(TASK, one_optimizer=True),
     ),
     variant(
         "no-augmentation",
         "no augmentation",
         augment=NoAugment(),
-        auxiliary=replace(AUXILIARY, augment=NoAugment()),
+        auxiliary=replace(TASK, augment=NoAugment()),
     ),
-    variant("no-projection", "no projection", auxiliary=replace(AUXILIARY, projection_hidden=None)),
-    variant("two-views", "two views in the critic's loss", core=replace(KSL.core, critic_views=2)),
+    variant("no-projection", "no projection", auxiliary=replace(TASK, projection_hidden=None)),
+    variant("two-views", "two views in the critic's loss", core=replace(SAC, critic_views=2)),
 ]

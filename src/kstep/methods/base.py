@@ -74,7 +74,7 @@ class Method:
     learning: LearningConfig = field(default_factory=LearningConfig)
     exploration: ExplorationConfig | None = None
     action_repeat: int | None = field(default=None, metadata=DERIVED)
-    """On tasks of the control suite. None: the benchmark's. `env.action_repeat` is what a run has."""
+    """On tasks of the control suite; None: the benchmark's. A run has it in `env.action_repeat`."""
     per_task: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, metadata=DERIVED)
     """Settings of this method that differ on a task: `{"cheetah_run": {"learning.learning_rate":
     2e-4}}`. Applied when a run is resolved."""
@@ -100,6 +100,6 @@ class Method:
         if learning.replay_capacity < max(2 * learning.initial_decisions, learning.batch_size):
             raise KstepError(
                 f"method.learning.replay_capacity={learning.replay_capacity} must be at least "
-                f"twice method.learning.initial_decisions={learning.initial_decisions} and at least "
-                f"method.learning.batch_size={learning.batch_size}"
+                f"method.learning.batch_size={learning.batch_size} and twice "
+                f"method.learning.initial_decisions={learning.initial_decisions}"
             )

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from kstep.data.augment import Shift
 from kstep.methods.base import LearningConfig
+from kstep.methods.ksl import SAC
 from kstep.methods.sac import SAC_PIXEL
 from kstep.nets.encoder import PixelEncoderConfig
 from kstep.rl.sac import SACConfig
@@ -16,7 +17,7 @@ DRQ = replace(
     base="drq",
     summary="DrQ: Soft Actor-Critic, two shifted views in the critic's loss",
     augment=Shift(),
-    core=replace(SAC_PIXEL.core, critic_views=2),
+    core=replace(SAC, critic_views=2),
 )
 
 DRQ_ORIGINAL = replace(

@@ -12,42 +12,46 @@ from kstep.methods.base import Method
 from kstep.nets.encoder import PixelEncoderConfig
 from kstep.rl.sac import SACConfig
 
+ENCODER = PixelEncoderConfig(tanh=True, init="delta_orthogonal")
+SAC = SACConfig(critic_views=1, actor_encoder="share_all", init="delta_orthogonal")
+TASK = KSLConfig(k=3, augment=Shift())
+
 KSL = Method(
     base="ksl",
     summary="k-Step Latent, as the paper's text describes it",
-    encoder=PixelEncoderConfig(tanh=True, init="delta_orthogonal"),
+    encoder=ENCODER,
     augment=Shift(),
-    core=SACConfig(critic_views=1, actor_encoder="share_all", init="delta_orthogonal"),
-    auxiliary=KSLConfig(k=3, augment=Shift()),
+    core=SAC,
+    auxiliary=TASK,
     # The one task whose learning rate the paper lowers (D31).
     per_task={"cheetah_run": {"learning.learning_rate": 2e-4}},
+)
+
+RESULTS_SAC = replace(SAC, critic_views=2, actor_encoder="share_convolutions")
+RESULTS_TASK = KSLConfig(
+    k=3,
+    reduce="sum",
+    transition=DenseTransitionConfig(inputs=2, relu=False),
+    augment=Shift(padding="zero"),
+    sampling="released",
+    learning_rate=1e-4,
+    double_step=True,
 )
 
 KSL_RESULTS = replace(
     KSL,
     variant="results",
     summary="k-Step Latent, as the authors' code stood when the paper's result figure was drawn",
-    encoder=PixelEncoderConfig(tanh=False, init="delta_orthogonal"),
-    core=SACConfig(critic_views=2, actor_encoder="share_convolutions", init="delta_orthogonal"),
-    auxiliary=KSLConfig(
-        k=3,
-        reduce="sum",
-        transition=DenseTransitionConfig(inputs=2, relu=False),
-        init="delta_orthogonal",
-        augment=Shift(padding="zero"),
-        sampling="released",
-        learning_rate=1e-4,
-        double_step=True,
-    ),
+    encoder=replace(ENCODER, tanh=False),
+    core=RESULTS_SAC,
+    auxiliary=RESULTS_TASK,
 )
 
 KSL_RELEASED = replace(
     KSL_RESULTS,
     variant="released",
     summary="k-Step Latent, as in the code its authors released",
-    encoder=replace(KSL_RESULTS.encoder, init="default"),
-    core=replace(KSL_RESULTS.core, init="default"),
-    auxiliary=replace(
-        KSL_RESULTS.auxiliary, init="default", learning_rate=None, turn="first"
-    ),
+    encoder=replace(ENCODER, tanh=False, init="default"),
+    core=replace(RESULTS_SAC, init="default"),
+    auxiliary=replace(RESULTS_TASK, init="default", learning_rate=None, turn="first"),
 )

@@ -9,6 +9,7 @@ from dataclasses import replace
 from kstep.auxiliary.ceb import CEBConfig
 from kstep.data.augment import Shift
 from kstep.methods.base import LearningConfig
+from kstep.methods.ksl import SAC
 from kstep.methods.sac import SAC_PIXEL
 from kstep.nets.encoder import PixelEncoderConfig
 from kstep.rl.sac import SACConfig
@@ -18,7 +19,7 @@ PI_SAC = replace(
     base="pi_sac",
     summary="PI-SAC: Soft Actor-Critic and compressed predictive information",
     augment=Shift(padding="mirror"),
-    core=replace(SAC_PIXEL.core, actor_latent="reused"),
+    core=replace(SAC, actor_latent="reused"),
     auxiliary=CEBConfig(turn="last"),
 )
 

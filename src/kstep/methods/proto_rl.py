@@ -10,6 +10,7 @@ from dataclasses import replace
 from kstep.auxiliary.proto import ProtoConfig
 from kstep.data.augment import Shift
 from kstep.methods.base import ExplorationConfig, LearningConfig
+from kstep.methods.ksl import SAC
 from kstep.methods.sac import SAC_PIXEL
 from kstep.nets.encoder import PixelEncoderConfig
 from kstep.rl.sac import SACConfig
@@ -19,7 +20,7 @@ PROTO_RL = replace(
     base="proto_rl",
     summary="Proto-RL: prototypes and exploration first, the task on a kept encoder second",
     augment=Shift(),
-    core=replace(SAC_PIXEL.core, actor_encoder="share_convolutions"),
+    core=replace(SAC, actor_encoder="share_convolutions"),
     auxiliary=ProtoConfig(turn="first", every=2),
     learning=LearningConfig(critic_trains="head"),
     exploration=ExplorationConfig(),

@@ -33,9 +33,7 @@ SAC_STATE_ORIGINAL = replace(
     SAC_STATE,
     variant="original",
     summary="Soft Actor-Critic from state with the settings behind the paper's column",
-    core=SACConfig(
-        log_std_bounds=(-5.0, 2.0), ema_rate=0.005, actor_every=1, init="orthogonal"
-    ),
+    core=SACConfig(log_std_bounds=(-5.0, 2.0), ema_rate=0.005, actor_every=1, init="orthogonal"),
     learning=LearningConfig(
         batch_size=1024, replay_capacity=1_000_000, learning_rate=1e-4, initial_decisions=5000
     ),

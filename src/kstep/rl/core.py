@@ -1,4 +1,4 @@
-"""What a reinforcement-learning algorithm is to an agent: its modules, losses, actions, slow copies.
+"""What a reinforcement-learning algorithm is to an agent: modules, losses, actions, slow copies.
 
 A core and an auxiliary task are the same kind of thing: modules with heads of their own that turn
 latents into losses. The encoder is an argument, never an attribute: whoever composes the agent
@@ -56,6 +56,8 @@ class CoreConfig(Family):
 class Core(nn.Module, abc.ABC):
     """A reinforcement-learning algorithm on latents."""
 
+    target_entropy: float | None = None
+    """Of the policy, for the health watch; None where the policy has no entropy."""
     critic: nn.Module
     """What is stepped on the critic's loss, together with the encoder."""
 
