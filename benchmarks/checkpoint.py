@@ -24,7 +24,8 @@ from kstep import checkpoint, system
 from kstep.agent import Agent
 from kstep.checkpoint import Positions, Session
 from kstep.config import resolve
-from kstep.data.replay import Replay, ReplayConfig
+from kstep.data.replay import Replay
+from kstep.data.ring import ReplayConfig
 from kstep.envs import EnvConfig, make, spec_of
 from kstep.episode import Episode
 from kstep.health import Health

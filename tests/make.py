@@ -11,9 +11,10 @@ from torch import Tensor
 
 from kstep.agent import Agent
 from kstep.config import Experiment, resolve
+from kstep.data.replay import Replay
+from kstep.data.ring import ReplayConfig
 from kstep.methods import METHODS
 from kstep.native import Backend
-from kstep.data.replay import Replay, ReplayConfig
 from kstep.rng import Streams
 from kstep.types import EnvSpec
 

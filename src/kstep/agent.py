@@ -17,13 +17,11 @@ from kstep.data.replay import Replay
 from kstep.methods.base import Method
 from kstep.native import Backend
 from kstep.nets.encoder import Encoder, FixedFeatures
-from kstep.optimizers import Ema, Group, Optimizers, slow_copy
+from kstep.optimizers import Ema, Optimizers, slow_copy
+from kstep.ownership import SHARED, optimizer_groups, slow_copies
 from kstep.rl.core import Core
 from kstep.rng import Streams, derive
 from kstep.types import Array, EnvSpec, Metrics, SequenceBatch, TransitionBatch, to_device
-
-SHARED = frozenset({"encoder", "convolutions", "borrowed"})
-"""What several optimizers may step: the encoder, by whichever name, and borrowed Q-layers."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +141,8 @@ class Agent:
         self.optimizers.minimize(
             "critic" if self.one_optimizer else "auxiliary", loss, partly=self.one_optimizer
         )
-        task.constrain()
+        if task.constrained:
+            task.constrain()
         if task.slow_encoder_rate is not None:
             Ema("auxiliary encoder", slow, self.encoder, task.slow_encoder_rate).step()
         return metrics
@@ -184,7 +183,7 @@ class Agent:
     @torch.no_grad()
     def act(self, observation: Array, *, explore: bool) -> Array:
         """Return actions (B, A) in [-1, 1] for observations (B, S, ...) as the replay has them."""
-        view = to_device(self.method.augment.act_view(observation), self.device)
+        (view,) = to_device(self.device, self.method.augment.act_view(observation))
         action = self.core.act(self.encoder, view, self.streams.act if explore else None)
         return action.cpu().numpy()
 
@@ -281,70 +280,9 @@ class Agent:
         if self.method.learning.critic_trains != "all":
             self.core_encoder = FixedFeatures(self.encoder)
             self.core_slow_encoder = FixedFeatures(self.slow_encoder)
-        self.optimizers = Optimizers(self._groups(auxiliary), SHARED)
-        self.slow_copies = self._slow_copies(auxiliary)
-
-    def _groups(self, auxiliary: AuxiliaryTask | None) -> dict[str, Group]:
-        """The ownership table: which optimizer steps which modules."""
-        learning = self.method.learning
-        trained: dict[str, nn.Module | nn.Parameter] = {}
-        if learning.critic_trains == "all":
-            trained = {"encoder": self.encoder}
-        elif learning.critic_trains == "head":
-            trained = {"head": self.encoder.stages()["head"]}
-        groups = {
-            "critic": Group(
-                {**trained, "critic": self.core.critic}, learning.learning_rate, learning.betas
-            ),
-            **self.core.groups(learning),
-        }
-        if auxiliary is None:
-            return groups
-        own = self._auxiliary_group(auxiliary)
-        if clash := {*groups, *SHARED, "head"} & set(auxiliary.learned()):
-            raise ValueError(f"the auxiliary task must name its heads otherwise: {clash}")
-        if not self.one_optimizer:
-            return {**groups, "auxiliary": own}
-        heads = {name: module for name, module in own.modules.items() if name not in SHARED}
-        groups["critic"] = replace(
-            groups["critic"],
-            modules={**groups["critic"].modules, **heads},
-            learning_rates=dict.fromkeys(heads, own.learning_rate),
-            weight_decays=own.weight_decays,
-        )
-        return groups
-
-    def _auxiliary_group(self, auxiliary: AuxiliaryTask) -> Group:
-        config, learning = self.method.auxiliary, self.method.learning
-        assert config is not None
-        rate, encoder_rate = config.learning_rate, config.encoder_learning_rate
-        rate = learning.learning_rate if rate is None else rate
-        encoder_rate = rate if encoder_rate is None else encoder_rate
-        if config.double_step:
-            encoder_rate += learning.learning_rate
-        shaped: dict[str, nn.Module] = {"encoder": self.encoder}
-        if auxiliary.sees == "features" and self.encoder.stages():
-            shaped = {"convolutions": self.encoder.stages()["convolutions"]}
-        rates = dict.fromkeys(shaped, encoder_rate)
-        if self.borrowed:
-            shaped["borrowed"] = nn.ModuleList(self.borrowed)
-        modules = {**shaped, **auxiliary.learned()}
-        return Group(modules, rate, learning.betas, rates, auxiliary.weight_decays())
-
-    def _slow_copies(self, auxiliary: AuxiliaryTask | None) -> list[Ema]:
-        """What is a moving average of what: of all that moves and has a slow copy."""
-        core, encoder = self.method.core, self.method.encoder
-        trains = self.method.learning.critic_trains
-        copies = self.core.slow_copies()
-        online, slow = self.encoder.stages(), self.slow_encoder.stages()
-        if trains == "head":
-            copies.append(Ema("head", slow["head"], online["head"], core.ema_rate))
-            if auxiliary is not None:
-                name = "convolutions"
-                copies.append(Ema(name, slow[name], online[name], encoder.ema_rate))
-        elif trains == "all" or auxiliary is not None:
-            copies.append(Ema("encoder", self.slow_encoder, self.encoder, encoder.ema_rate))
-        return [*copies, *(auxiliary.slow_copies() if auxiliary else ())]
+        networks = (self.method, self.encoder, self.core, auxiliary)
+        self.optimizers = Optimizers(optimizer_groups(*networks), SHARED)
+        self.slow_copies = slow_copies(*networks, self.slow_encoder)
 
 
 def _below(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:

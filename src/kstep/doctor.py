@@ -10,9 +10,11 @@ import torch
 from rich.console import Console
 
 from kstep import native, system
-from kstep.data.replay import Replay, ReplayConfig
+from kstep.data.replay import Replay
+from kstep.data.ring import ReplayConfig
 from kstep.envs import gl
-from kstep.nets.encoder import PixelEncoderConfig, native_shape
+from kstep.nets.backends import native_shape
+from kstep.nets.encoder import PixelEncoderConfig
 from kstep.types import EnvSpec, KstepError
 
 

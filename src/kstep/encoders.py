@@ -24,9 +24,10 @@ from kstep.analysis.gradients import Angle, live_angles
 from kstep.config import Experiment, FrozenEncoder, digest, resolve, setting
 from kstep.data.augment import Augment
 from kstep.files import sha256, write_atomically
-from kstep.nets.encoder import Encoder, EncoderConfig, native_shape
+from kstep.nets.backends import native_shape
+from kstep.nets.encoder import Encoder, EncoderConfig
 from kstep.run import Run
-from kstep.types import Array, Counts, KstepError, to_device
+from kstep.types import Array, Counts, KstepError
 from kstep.values import decode, encode
 
 FORMAT = "1"
@@ -56,7 +57,7 @@ class SavedEncoder:
 
     def __call__(self, stacks: Array) -> Array:
         with torch.inference_mode():
-            latents = self.encoder(to_device(self.view(stacks), torch.device("cpu")))
+            latents = self.encoder(torch.from_numpy(self.view(stacks)))
         return latents.numpy()  # type: ignore[no-any-return]
 
     @property

@@ -75,7 +75,9 @@ class Optimizers:
         parameters = self.parameters[name]
         gradients = torch.autograd.grad(loss, parameters, allow_unused=partly)
         for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = None if gradient is None else _laid_out_like(parameter, gradient)
+            if gradient is not None and gradient.stride() != parameter.stride():
+                gradient = laid_out_like(parameter, gradient)
+            parameter.grad = gradient
         self._adams[name].step()
         for parameter in parameters:
             parameter.grad = None
@@ -104,7 +106,7 @@ class Optimizers:
             for key, parameter in group.named_parameters():
                 prefix = f"{name}/{key}/"
                 state[parameter] = {
-                    path.removeprefix(prefix): _laid_out_like(parameter, value.clone())
+                    path.removeprefix(prefix): laid_out_like(parameter, value.clone())
                     for path, value in tensors.items()
                     if path.startswith(prefix)
                 }
@@ -147,14 +149,14 @@ class Ema:
             torch._foreach_lerp_(slow, online, self.rate)
 
 
-def _laid_out_like(parameter: Tensor, tensor: Tensor) -> Tensor:
+def laid_out_like(parameter: Tensor, tensor: Tensor) -> Tensor:
     """Return a gradient or a moment in the parameter's memory layout.
 
     Fused Adam walks through memory side by side: what is stored in another order than a
     channels-last weight would silently belong to other entries.
     """
-    if tensor.shape != parameter.shape or tensor.stride() == parameter.stride():
-        return tensor  # of another shape: the count of steps
+    if tensor.shape != parameter.shape:
+        return tensor  # the count of steps
     return torch.empty_like(parameter, requires_grad=False).copy_(tensor)
 
 

@@ -24,7 +24,8 @@ from kstep import checkpoint, encoders, envs, faults, native, origin, system
 from kstep.agent import Agent, Update
 from kstep.checkpoint import Positions, Session
 from kstep.config import Experiment
-from kstep.data.replay import Replay, ReplayConfig, Storage
+from kstep.data.replay import Replay
+from kstep.data.ring import ReplayConfig, Storage
 from kstep.envs import ControlEnv
 from kstep.episode import Episode
 from kstep.evaluate import evaluate, evaluation_seeds
@@ -32,7 +33,7 @@ from kstep.files import sha256, write_atomically
 from kstep.health import Health
 from kstep.log import JsonLines, Progresses, TensorBoard, scalars
 from kstep.native import Asked, Choice
-from kstep.nets.encoder import native_shape
+from kstep.nets.backends import native_shape
 from kstep.origin import Allowed, Origin
 from kstep.rng import Streams, episode_seed
 from kstep.run import Run

@@ -133,9 +133,9 @@ class Counts:
     """Training episodes finished."""
 
 
-def to_device(array: Array, device: torch.device) -> Tensor:
-    """Return the array as a tensor on `device`, without a copy where none is needed."""
-    tensor = torch.from_numpy(array)
-    if device.type == "cuda":
-        tensor = tensor.pin_memory()  # only then does the transfer leave the processor free
-    return tensor.to(device, non_blocking=True)
+def to_device(device: torch.device, *arrays: Array) -> list[Tensor]:
+    """Return the arrays as tensors on `device`, without a copy where none is needed."""
+    tensors = [torch.from_numpy(array) for array in arrays]
+    if device.type == "cuda":  # only from pinned memory does the transfer leave the processor free
+        tensors = [tensor.pin_memory() for tensor in tensors]
+    return [tensor.to(device, non_blocking=True) for tensor in tensors]

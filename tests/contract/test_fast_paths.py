@@ -14,9 +14,8 @@ from kstep.agent import Agent
 from kstep.auxiliary.ksl import KSLConfig
 from kstep.data.batches import Drawn
 from kstep.native import Backend, Unavailable
-from kstep.optimizers import Ema
 from kstep.nets.encoder import PixelEncoder
-from kstep.optimizers import Group
+from kstep.optimizers import Ema, Group
 from kstep.types import Metrics, Stacks
 from tests.make import agent_and_replay
 

@@ -16,12 +16,13 @@ import pytest
 import torch
 
 from kstep import checkpoint, cli, faults, train
+from kstep.data.replay import Replay
+from kstep.data.ring import FRAMES_FILE, ReplayConfig
 from kstep.envs import EnvConfig, gl, make
 from kstep.envs.base import RendererFailed
 from kstep.envs.toy import ToyEnv
 from kstep.envs.worker import RemoteEnv
 from kstep.faults import Fault
-from kstep.data.replay import FRAMES_FILE, Replay, ReplayConfig
 from kstep.run import Run
 from kstep.train import Stopped
 from kstep.types import EnvSpec, KstepError

@@ -22,9 +22,9 @@ from kstep.bench.sizes import QUICK, SECTIONS
 from kstep.bench.steps import KSL, RELEASED, SAC_PIXEL, Reading, Steps, step_name
 from kstep.bench.timing import Candidate, Times, interleave
 from kstep.cli import main
+from kstep.data.replay import Replay
 from kstep.methods import LearningConfig
 from kstep.native import Backend
-from kstep.data.replay import Replay
 from tests.make import agent_and_replay
 
 

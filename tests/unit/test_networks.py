@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from kstep.nets.heads import Actor
 from kstep.nets.encoder import EncoderConfig, PixelEncoder
-from kstep.nets.heads import initialize
-from kstep.nets.heads import SquashedGaussian, log_tanh_derivative
+from kstep.nets.heads import Actor, SquashedGaussian, log_tanh_derivative
+from kstep.nets.init import initialize
 from kstep.types import KstepError
 from tests.make import paper_agent
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from kstep.optimizers import Ema, slow_copy
-from kstep.optimizers import Group, Optimizers
+from kstep.optimizers import Ema, Group, Optimizers, slow_copy
 
 
 def linear(seed: int = 0) -> nn.Linear:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from kstep import augment
 from kstep.agent import Agent
-from kstep.data.batches import Drawn
 from kstep.bench.steps import plain_module
+from kstep.data.batches import Drawn
 from kstep.types import SequenceBatch
 from tests.make import agent_and_replay
 

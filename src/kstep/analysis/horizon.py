@@ -64,14 +64,14 @@ def predictions(agent: Agent, on: EvaluationSet, ahead: int) -> tuple[Array, Arr
     predicted, targets = [], []
     first = 0
     for stacks in on.batches(agent.spec.frame_shape[0], agent.method.stack):
-        view = to_device(agent.method.augment.act_view(stacks), agent.device)
+        (view,) = to_device(agent.device, agent.method.augment.act_view(stacks))
         targets.append(task.targets(agent.auxiliary_slow_encoder, view[:, None])[:, 0])
         # A batch is carried to the end at once: all states' feature maps would be gigabytes.
         own = starts[(starts >= first) & (starts < first + len(view))]
         latent = encode(view)[own - first]
         steps = []
         for j in range(ahead):
-            action = to_device(on.action[own + j], agent.device)
+            (action,) = to_device(agent.device, on.action[own + j])
             latent = task.transition(latent, action, layers)
             steps.append(task.predictor(task.projector(latent)))
         predicted.append(torch.stack(steps, dim=1))

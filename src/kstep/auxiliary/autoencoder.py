@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from kstep.auxiliary.base import AuxiliaryConfig, AuxiliaryTask, Draws, Shapes
 from kstep.nets.decoder import Decoder
-from kstep.nets.heads import Init
+from kstep.nets.init import Init
 from kstep.types import Encode, KstepError, Metrics, SequenceBatch
 from kstep.values import Rate
 

@@ -172,8 +172,11 @@ class AuxiliaryTask(nn.Module, abc.ABC):
         """Adam's L2 penalty for some of the learned heads, by name."""
         return {}
 
+    constrained: bool = False
+    """Whether something must hold of the learned heads that an optimizer does not keep."""
+
     def constrain(self) -> None:
-        """Restore in place what must hold of the learned heads; called after each of their steps.
+        """Restore it in place; called after each of their steps where `constrained`.
 
         The only place where a task writes its own weights: neither a loss nor a reward may.
         """

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from kstep.auxiliary.base import AuxiliaryConfig, AuxiliaryTask, Draws, Shapes
-from kstep.nets.heads import Init, initialize
+from kstep.nets.init import Init, initialize
 from kstep.types import Encode, Metrics, SequenceBatch
 from kstep.values import Fraction, Positive, Rate
 

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kstep.auxiliary.base import AuxiliaryTask, OwnSequences, Shapes
-from kstep.nets.heads import Init, initialize
+from kstep.nets.init import Init, initialize
 from kstep.optimizers import Ema, slow_copy
 from kstep.types import Encode, KstepError, Metrics, SequenceBatch
 from kstep.values import Family, Positive

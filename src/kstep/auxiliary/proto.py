@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kstep.auxiliary.base import AuxiliaryConfig, AuxiliaryTask, Draws, RewardSource, Shapes
-from kstep.nets.heads import Init, initialize
+from kstep.nets.init import Init, initialize
 from kstep.optimizers import Ema, slow_copy
 from kstep.types import Encode, KstepError, Metrics, SequenceBatch
 from kstep.values import Positive
@@ -77,6 +77,7 @@ class Proto(AuxiliaryTask, RewardSource):
 
     sees = "features"
     sees_slow = "features"
+    constrained = True
 
     queue: Tensor
     enqueued: Tensor

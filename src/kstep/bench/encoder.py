@@ -11,7 +11,7 @@ from kstep.bench.sizes import Size
 from kstep.bench.timing import Candidate
 from kstep.native import Backend
 from kstep.native.choice import Trial
-from kstep.nets.encoder import native_shape
+from kstep.nets.backends import native_shape
 
 STRIDES = {"encoder": (2, 1, 1, 1), "compact encoder": (2, 2, 1, 1)}
 WAYS = ("forward", "forward + backward")

@@ -20,7 +20,7 @@ from kstep.bench.steps import COMPACT, KSL, RELEASED, Reading, Steps
 from kstep.bench.timing import Candidate, Times, interleave
 from kstep.files import write_json
 from kstep.native import Backend
-from kstep.nets.encoder import require_native
+from kstep.nets.backends import require_native
 from kstep.types import KstepError
 
 

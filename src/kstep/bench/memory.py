@@ -60,7 +60,8 @@ def here(size: Size, backend: Backend, threads: int) -> dict[str, Any]:
     from kstep import envs, system
     from kstep.agent import Agent
     from kstep.bench.steps import fill, spec_of
-    from kstep.data.replay import Replay, ReplayConfig
+    from kstep.data.replay import Replay
+    from kstep.data.ring import ReplayConfig
     from kstep.rng import Streams
 
     system.keep_freed_memory()

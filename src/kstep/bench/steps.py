@@ -26,8 +26,10 @@ from kstep.bench.parts import measured
 from kstep.bench.sizes import ACTIONS, EPISODE, REPEAT, STATE, Size
 from kstep.bench.timing import Candidate
 from kstep.config import Experiment
-from kstep.data.replay import Replay, ReplayConfig
+from kstep.data.replay import Replay
+from kstep.data.ring import ReplayConfig
 from kstep.native import Backend
+from kstep.nets.backends import encoder_class
 from kstep.nets.encoder import PixelEncoder
 from kstep.rng import Streams
 from kstep.types import EnvSpec
@@ -205,7 +207,9 @@ def use(agent: Agent, backend: Backend) -> None:
     for module in agent.modules().values():
         for part in module.modules():
             if isinstance(part, PixelEncoder):
-                part.backend = backend
+                frames, channels = part.frame_shape, part.stack
+                # The same weights under the same names: only the way of computing differs.
+                part.__class__ = encoder_class(part.config, frames, channels, backend)
 
 
 @functools.cache

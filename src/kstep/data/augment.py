@@ -1,14 +1,13 @@
-"""Image augmentations that move whole pixels: shift and crop.
+"""Image augmentations that move whole pixels: what they are, shift, and the cut behind all of them.
 
 In: stacks of frames, (..., S, H, W, C) uint8 with any number of leading dimensions, and a random
 generator. Out: new stacks of the same type. Each stack is moved as one (all its frames share an
 offset, so motion stays visible) and independently of all other stacks.
 
 An augmentation is a value. It also says what to render and what the policy sees when acting,
-because the three must agree: `Crop` trains on 84 pixels cut from 100, so it renders 100 and acts on
-the centre. Cuts are exact; image warping would resample pixels even at integer offsets.
-Sources: DrQ (arXiv:2004.13649) for shift, CURL (arXiv:2004.04136) and RAD (arXiv:2004.14990) for
-crop.
+because the three must agree: a crop (crop.py) trains on 84 pixels cut from 100, so it renders 100
+and acts on the centre. Cuts are exact; image warping would resample pixels even at integer offsets.
+Shift is from DrQ (arXiv:2004.13649).
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import ClassVar, Literal, TypeAlias
 
 import numpy as np
 
-from kstep.native import Unavailable, load
+from kstep import native
 from kstep.types import Array, Stacks
 from kstep.values import Count, Family
 
@@ -72,39 +71,9 @@ class Shift(Augment):
     border pixel is repeated."""
 
     def train_view(self, observation: Array | Stacks, rng: np.random.Generator) -> Array:
-        offsets = _draw_offsets(observation, 2 * self.pad, rng)
-        height, width = observation.shape[-3:-1]
+        shape = observation.shape
+        offsets, (height, width) = draw_offsets(shape, 2 * self.pad, rng), shape[-3:-1]
         return cut(observation, offsets, height, width, pad=self.pad, padding=self.padding)
-
-
-@dataclass(frozen=True)
-class Crop(Augment):
-    """Render `pad` pixels more on every side; train on random crops, act on the centre crop."""
-
-    kind: ClassVar[str] = "crop"
-
-    pad: Count = 8
-    last_offset: bool = True
-    """Whether a crop may lie at the far edge, as in RAD; CURL's code never draws that offset."""
-
-    def render_size(self, size: int) -> int:
-        return size + 2 * self.pad
-
-    def seen_shape(self, frame_shape: tuple[int, ...]) -> tuple[int, ...]:
-        height, width, channels = frame_shape
-        if min(height, width) <= 2 * self.pad:
-            raise ValueError(f"cannot cut {self.pad} pixels off every side of {frame_shape}")
-        return (height - 2 * self.pad, width - 2 * self.pad, channels)
-
-    def train_view(self, observation: Array | Stacks, rng: np.random.Generator) -> Array:
-        height, width, _ = self.seen_shape(observation.shape[-3:])
-        largest = 2 * self.pad if self.last_offset else max(2 * self.pad - 1, 0)
-        return cut(observation, _draw_offsets(observation, largest, rng), height, width)
-
-    def act_view(self, observation: Array) -> Array:
-        height, width, _ = self.seen_shape(observation.shape[-3:])
-        rows, columns = slice(self.pad, self.pad + height), slice(self.pad, self.pad + width)
-        return np.ascontiguousarray(observation[..., rows, columns, :])
 
 
 def cut(
@@ -121,48 +90,28 @@ def cut(
     `offsets` is (..., 2) integers. Stacks that are still frames of a replay go through one native
     pass where the library was built; it returns the same bytes in a third of the time.
     """
-    *lead, _, full_height, full_width, _ = observation.shape
-    _check_offsets(offsets, lead, full_height + 2 * pad - height, full_width + 2 * pad - width)
     if isinstance(observation, Stacks):
-        if (
-            padding != "mirror"
-            and (
-                views := _cut_natively(
-                    observation, offsets, height, width, pad=pad, black=padding == "zero"
-                )
-            )
-            is not None
-        ):
-            return views
+        if padding != "mirror" and native.library_is_there():
+            return _cut_natively(observation, offsets, height, width, pad, padding == "zero")
         observation = observation.together()
     return _cut_in_blocks(observation, offsets, height, width, pad, padding)
 
 
 def _cut_natively(
-    observation: Stacks, offsets: Array, height: int, width: int, *, pad: int, black: bool
-) -> Array | None:
-    try:
-        library = load()
-    except Unavailable:
-        return None
-    *lead, stacked, _, _, channels = observation.shape
+    observation: Stacks, offsets: Array, height: int, width: int, pad: int, black: bool
+) -> Array:
+    slots = observation.slots
     # Sequences (B, T, ...) lie in memory in order of time, all first observations side by side:
     # that is how they are encoded, and no further copy is needed for it.
-    order = list(reversed(range(len(lead))))
-    views = library.stacks(
-        observation.ring,
-        _rows(observation.slots.transpose(*order, -1)),
-        _rows(offsets.transpose(*order, -1)),
-        (height, width),
-        pad=pad,
-        black=black,
+    order = list(reversed(range(slots.ndim - 1)))
+    rows, places = (
+        np.ascontiguousarray(numbers.transpose(*order, -1).reshape(-1, numbers.shape[-1]), np.int64)
+        for numbers in (slots, offsets)
     )
-    views = views.reshape(*reversed(lead), stacked, height, width, channels)
-    return views.transpose(*order, *range(len(lead), len(lead) + 4))
-
-
-def _rows(numbers: Array) -> Array:
-    return np.ascontiguousarray(numbers.reshape(-1, numbers.shape[-1]), np.int64)
+    size = (height, width)
+    views = native.load().stacks(observation.ring, rows, places, size, pad=pad, black=black)
+    views = views.reshape(*(slots.shape[axis] for axis in order), *views.shape[1:])
+    return views.transpose(*order, *range(len(order), len(order) + 4))
 
 
 def _cut_in_blocks(
@@ -171,6 +120,8 @@ def _cut_in_blocks(
     """A few stacks at a time through one buffer that stays in the processor's cache: up to twice
     the speed of padding the whole batch."""
     *lead, stacked, inner_height, inner_width, channels = observation.shape
+    last = inner_height + 2 * pad - height, inner_width + 2 * pad - width
+    _check_offsets(offsets, lead, *last)
     stacks = observation.reshape(-1, *observation.shape[-4:])
     top, left = offsets.reshape(-1, 2).T
     views = np.empty((len(stacks), stacked, height, width * channels), observation.dtype)
@@ -232,8 +183,8 @@ def _check_offsets(offsets: Array, lead: list[int], last_top: int, last_left: in
         raise ValueError(f"offsets must lie in 0..{last_top} (top) and 0..{last_left} (left)")
 
 
-def _draw_offsets(observation: Array | Stacks, largest: int, rng: np.random.Generator) -> Array:
-    """Draw one (top, left) per stack, uniform in 0..largest inclusive."""
-    if len(observation.shape) < 4:
-        raise ValueError(f"need image stacks (..., S, H, W, C), got shape {observation.shape}")
-    return rng.integers(0, largest, size=(*observation.shape[:-4], 2), endpoint=True)
+def draw_offsets(shape: tuple[int, ...], largest: int, rng: np.random.Generator) -> Array:
+    """Draw one (top, left) per stack of the shape (..., S, H, W, C), uniform in 0..largest."""
+    if len(shape) < 4:
+        raise ValueError(f"need image stacks (..., S, H, W, C), got shape {shape}")
+    return rng.integers(0, largest, size=(*shape[:-4], 2), endpoint=True)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from kstep.auxiliary.base import OwnSequences
 from kstep.data.replay import Replay
@@ -64,33 +63,30 @@ class Batches:
             [self.augment.train_view(drawn.observation.at(t), rng) for t in (0, 1)]
             for _ in range(views)
         ]
-        observation, next_observation = (
-            self._tensor(view[0] if views == 1 else np.concatenate(view))
-            for view in zip(*pairs, strict=True)
-        )
+        joined = [
+            view[0] if views == 1 else np.concatenate(view) for view in zip(*pairs, strict=True)
+        ]
+        rest = (drawn.action[:, 0], drawn.reward[:, 0], drawn.bootstrap[:, 0])
+        first, second, action, reward, bootstrap = to_device(self.device, *joined, *rest)
         return TransitionBatch(
-            observation=observation,
-            action=self._tensor(drawn.action[:, 0]).repeat(views, 1),
-            reward=self._tensor(drawn.reward[:, 0]).repeat(views),
-            next_observation=next_observation,
-            bootstrap=self._tensor(drawn.bootstrap[:, 0]).repeat(views),
+            observation=first,
+            action=action.repeat(views, 1),
+            reward=reward.repeat(views),
+            next_observation=second,
+            bootstrap=bootstrap.repeat(views),
         )
 
     def _sequences(self, drawn: Sequences, view: Array) -> SequenceBatch:
-        observation = self._tensor(view)
-        return SequenceBatch(
-            observation=observation,
-            action=self._tensor(drawn.action),
-            reward=self._tensor(drawn.reward),
-            bootstrap=self._tensor(drawn.bootstrap),
-            second_view=observation[:, 0],
-        )
+        rest = (drawn.action, drawn.reward, drawn.bootstrap)
+        observation, action, reward, bootstrap = to_device(self.device, view, *rest)
+        return SequenceBatch(observation, action, reward, bootstrap, second_view=observation[:, 0])
 
     def _same_views(self, batch: TransitionBatch, first: Stacks) -> SequenceBatch:
         """Return the critic's first views as sequences of one transition."""
         size, second_view = self.size, batch.observation[: self.size]
         if self.auxiliary is not None and self.auxiliary.second_view:
-            second_view = self._tensor(self.augment.train_view(first, self.streams.augment))
+            view = self.augment.train_view(first, self.streams.augment)
+            (second_view,) = to_device(self.device, view)
         return SequenceBatch(
             observation=torch.stack(
                 (batch.observation[:size], batch.next_observation[:size]), dim=1
@@ -100,9 +96,6 @@ class Batches:
             bootstrap=batch.bootstrap[:size, None],
             second_view=second_view,
         )
-
-    def _tensor(self, array: Array) -> Tensor:
-        return to_device(array, self.device)
 
 
 def _first_transition(windows: SequenceBatch) -> TransitionBatch:

@@ -7,7 +7,7 @@ RAD's random crops plus a contrastive task between two crops of one observation.
 from dataclasses import replace
 
 from kstep.auxiliary.curl import CURLConfig
-from kstep.data.augment import Crop
+from kstep.data.crop import Crop
 from kstep.methods.base import LearningConfig
 from kstep.methods.rad import RAD, RAD_ORIGINAL
 

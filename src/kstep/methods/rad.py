@@ -5,7 +5,7 @@ SAC on one random crop of every observation; `--set method.augment.kind=shift` f
 
 from dataclasses import replace
 
-from kstep.data.augment import Crop
+from kstep.data.crop import Crop
 from kstep.methods.sac import SAC_PIXEL
 from kstep.nets.encoder import PixelEncoderConfig
 from kstep.rl.sac import SACConfig

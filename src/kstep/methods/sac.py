@@ -10,7 +10,7 @@ from dataclasses import replace
 from kstep.data.augment import NoAugment
 from kstep.methods.base import LearningConfig
 from kstep.methods.ksl import KSL
-from kstep.nets.encoder import StateEncoderConfig
+from kstep.nets.state import StateEncoderConfig
 from kstep.rl.sac import SACConfig
 
 SAC_PIXEL = replace(

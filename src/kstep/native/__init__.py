@@ -23,4 +23,5 @@ from kstep.native.encoder import usable as usable
 from kstep.native.library import Shape as Shape
 from kstep.native.library import Unavailable as Unavailable
 from kstep.native.library import kernels as kernels
+from kstep.native.library import library_is_there as library_is_there
 from kstep.native.library import load as load

@@ -312,6 +312,15 @@ def _require_right_views(library: Library) -> None:
             raise Unavailable("the native library's views are wrong on this machine")
 
 
+def library_is_there() -> bool:
+    """Whether the library can be used at all."""
+    try:
+        load()
+    except Unavailable:
+        return False
+    return True
+
+
 def load() -> Library:
     """Return the library, or raise `Unavailable`."""
     where = path()

@@ -15,7 +15,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from kstep.nets.heads import Init, initialize
+from kstep.nets.init import Init, initialize
 
 
 class Decoder(nn.Module):

@@ -10,25 +10,21 @@ in its channels-last format, in which oneDNN and cuDNN compute; the native kerne
 they are. Features are flattened in (H, W, C) order so that this costs no copy either. That order is
 part of the weights' meaning on every device.
 
-The convolutions are computed by PyTorch or by the kernels in `kstep.native` (`backend`), to the
-same numbers up to rounding.
+Here the convolutions are PyTorch's; backends.py computes the same in other ways.
 """
 
 from __future__ import annotations
 
 import abc
-import functools
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
-from kstep import native
 from kstep.native import Backend
-from kstep.nets.heads import Init, initialize
+from kstep.nets.init import Init, initialize
 from kstep.nets.parts import ConvolutionalHead, FilterResponseNorm
 from kstep.types import KstepError, ObservationKind
 from kstep.values import Family, Fraction, Positive
@@ -128,7 +124,9 @@ class PixelEncoderConfig(EncoderConfig):
     def build(
         self, frame_shape: tuple[int, ...], stack: int, backend: Backend = "torch"
     ) -> PixelEncoder:
-        return PixelEncoder(self, frame_shape, stack, backend)
+        from kstep.nets.backends import encoder_class
+
+        return encoder_class(self, frame_shape, stack, backend)(self, frame_shape, stack)
 
     def compact(self) -> PixelEncoderConfig:
         """A second stride of 2: about a third of the arithmetic."""
@@ -136,25 +134,6 @@ class PixelEncoderConfig(EncoderConfig):
 
     def shrunk(self) -> PixelEncoderConfig:
         return replace(self, image_size=48, channels=8, strides=(2, 2, 1, 1), latent_dim=16)
-
-
-@dataclass(frozen=True)
-class StateEncoderConfig(EncoderConfig):
-    """State vectors as they are."""
-
-    kind: ClassVar[str] = "state"
-    observation: ClassVar[ObservationKind] = "state"
-
-    def build(
-        self, frame_shape: tuple[int, ...], stack: int, backend: Backend = "torch"
-    ) -> StateEncoder:
-        return StateEncoder(frame_shape, stack)
-
-    def check(self, method: Method) -> None:
-        if method.augment.kind != "none":
-            raise KstepError("a state vector cannot be augmented: method.augment.kind must be none")
-        if method.learning.critic_trains != "all":
-            raise KstepError("a state vector has no encoder: method.learning.critic_trains=all")
 
 
 class LatentHead(nn.Sequential):
@@ -174,17 +153,10 @@ class PixelEncoder(Encoder):
     """Stacks of frames to latents."""
 
     def __init__(
-        self,
-        config: PixelEncoderConfig,
-        frame_shape: tuple[int, ...],
-        stack: int,
-        backend: Backend = "torch",
+        self, config: PixelEncoderConfig, frame_shape: tuple[int, ...], stack: int
     ) -> None:
         super().__init__()
-        if backend == "native":
-            require_native(config, frame_shape, stack)
-        self.config = config
-        self.backend: Backend = backend
+        self.config, self.frame_shape, self.stack = config, frame_shape, stack
         height, width, colours = frame_shape
         channels = [stack * colours] + [config.channels] * len(config.strides)
         self.convolutions = nn.ModuleList(
@@ -219,17 +191,6 @@ class PixelEncoder(Encoder):
         return {"convolutions": trunk, "head": self.head}
 
     def features(self, observation: Tensor) -> Tensor:
-        layers = cast(Sequence[nn.Conv2d], self.convolutions)
-        if self.backend == "native":
-            weights = [layer.weight for layer in layers]
-            biases = [cast(Tensor, layer.bias) for layer in layers]
-            if native.usable(observation, [*weights, *biases]):
-                return native.features(observation, self.config.strides, weights, biases)
-        with self._in_precision(observation):
-            convolve = _compiled() if self.backend == "compiled" else PixelEncoder._convolve
-            return convolve(self, observation).to(layers[0].weight.dtype)
-
-    def _convolve(self, observation: Tensor) -> Tensor:
         # (B, S, H, W, C) uint8 -> (B, S*C, H, W) float, channels last. Interleaving the bytes first
         # and converting after is 2.5 times as fast as one strided converting copy.
         dtype = cast(nn.Conv2d, self.convolutions[0]).weight.dtype
@@ -240,38 +201,7 @@ class PixelEncoder(Encoder):
         return x.permute(0, 2, 3, 1).flatten(1)
 
     def latent(self, features: Tensor) -> Tensor:
-        with self._in_precision(features):
-            return self.head(features).to(features.dtype)  # type: ignore[no-any-return]
-
-    def _in_precision(self, x: Tensor) -> torch.autocast:
-        lower = self.config.precision == "bfloat16"
-        return torch.autocast(x.device.type, torch.bfloat16, enabled=lower)
-
-
-@functools.cache
-def _compiled() -> Callable[[PixelEncoder, Tensor], Tensor]:
-    """The same by PyTorch's compiler; on CUDA, where starting a kernel costs, captured as a graph.
-
-    A function of the encoder, not of one encoder: a slow copy must not compute with its original.
-    """
-    mode = "reduce-overhead" if torch.cuda.is_available() else "default"
-    return torch.compile(PixelEncoder._convolve, mode=mode)
-
-
-class StateEncoder(Encoder):
-    """State vectors as they are: nothing to learn, the same interface."""
-
-    def __init__(self, frame_shape: tuple[int, ...], stack: int) -> None:
-        super().__init__()
-        self.feature_shape = (stack * frame_shape[0],)
-        self.latent_dim = stack * frame_shape[0]
-
-    def features(self, observation: Tensor) -> Tensor:
-        # In the networks' precision, which is that of whatever is made by default.
-        return observation.flatten(1).to(torch.get_default_dtype())
-
-    def latent(self, features: Tensor) -> Tensor:
-        return features
+        return self.head(features)  # type: ignore[no-any-return]
 
 
 class FixedFeatures(Encoder):
@@ -290,24 +220,3 @@ class FixedFeatures(Encoder):
 
     def latent(self, features: Tensor) -> Tensor:
         return self._encoder.latent(features)  # type: ignore[no-any-return, operator, union-attr]
-
-
-def native_shape(
-    config: EncoderConfig, frame_shape: tuple[int, ...], stack: int
-) -> native.Shape | None:
-    """What the native kernels would compute; None where the encoder has other parts than theirs."""
-    if not isinstance(config, PixelEncoderConfig) or config.activation != "relu":
-        return None
-    if config.precision == "bfloat16":
-        return None
-    height, width, colours = frame_shape
-    return native.Shape(stack, height, width, colours, config.strides, config.channels)
-
-
-def require_native(config: EncoderConfig, frame_shape: tuple[int, ...], stack: int) -> None:
-    """Raise `Unavailable` where this encoder cannot be native."""
-    shape = native_shape(config, frame_shape, stack)
-    if shape is None:
-        raise native.Unavailable(native.NOTHING_TO_DO)
-    shape.require()
-    native.kernels()

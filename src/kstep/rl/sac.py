@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from kstep.nets.encoder import Encoder, EncoderConfig, LatentHead, PixelEncoderConfig
-from kstep.nets.heads import Actor, Init, SquashedGaussian, TwinCritic, initialize
+from kstep.nets.heads import Actor, SquashedGaussian, TwinCritic
+from kstep.nets.init import Init, initialize
 from kstep.optimizers import Ema, Group, slow_copy
 from kstep.rl.core import Core, CoreConfig
 from kstep.types import KstepError, Metrics, TransitionBatch
@@ -106,10 +107,6 @@ class SAC(Core):
         self.slow_critic = slow_copy(self.critic)
         self.log_temperature = nn.Parameter(torch.tensor(math.log(config.initial_temperature)))
 
-    @property
-    def temperature(self) -> Tensor:
-        return self.log_temperature.exp()
-
     def policy(self, encoder: Encoder, observation: Tensor) -> SquashedGaussian:
         """Return the policy at `observation` (B, S, ...); no gradient reaches the encoder."""
         # Policy gradients degrade the encoder (arXiv:1910.01741).
@@ -137,7 +134,7 @@ class SAC(Core):
         action, log_prob = self.policy(encoder, batch.next_observation).sample(generator)
         slow_latent = slow_encoder(batch.next_observation)
         next_value = torch.minimum(*self.slow_critic(slow_latent, action))
-        next_value = next_value - self.temperature * log_prob
+        next_value = next_value - self.log_temperature.exp() * log_prob
         return batch.reward + batch.bootstrap * self.config.discount * next_value
 
     def critic_loss(
@@ -178,7 +175,8 @@ class SAC(Core):
             inputs = latent if self.actor.head is None else features
         action, log_prob = self.actor(inputs).sample(generator)
         value = torch.minimum(*self.critic(latent, action))
-        loss = (self.temperature.detach() * log_prob - value).mean()
+        temperature = self.log_temperature.exp()
+        loss = (temperature.detach() * log_prob - value).mean()
         entropy = -log_prob.detach()
         yield "actor", loss, {"actor/loss": loss.detach(), "actor/entropy": entropy.mean()}
 
@@ -186,10 +184,10 @@ class SAC(Core):
             with torch.no_grad():
                 entropy = -self.actor(inputs).sample(generator)[1]
         through_exp = self.config.temperature_loss == "exp"
-        weight = self.temperature if through_exp else self.log_temperature
+        weight = temperature if through_exp else self.log_temperature
         loss = (weight * (entropy - self.target_entropy)).mean()
         metrics = {
-            "temperature/value": self.temperature.detach(),
+            "temperature/value": temperature.detach(),
             "temperature/loss": loss.detach(),
         }
         yield "temperature", loss, metrics
