@@ -300,10 +300,12 @@ class Agent:
     def _update_actor(self, batch: TransitionBatch) -> Metrics:
         # The first view only, as in DrQ and the released code.
         observation = batch.observation[: self.method.learning.batch_size]
-        loss, temperature_loss, metrics = self.core.actor_loss(
-            self._encoders()[0], observation, self.streams.learn
-        )
+        encoder, learn = self._encoders()[0], self.streams.learn
+        loss, temperature_loss, metrics = self.core.actor_loss(encoder, observation, learn)
         self.optimizers.minimize("actor", loss)
+        if self.method.sac.temperature_sample == "fresh":
+            temperature_loss, fresh = self.core.fresh_temperature_loss(encoder, observation, learn)
+            metrics |= fresh
         self.optimizers.minimize("temperature", temperature_loss)
         return metrics
 

@@ -464,8 +464,11 @@ def digest(experiment: Experiment) -> str:
     """Identify what a run computes. The budget does not count: a run may be continued."""
     data = encode(experiment)
     del data["env_steps"]
+    # Runs from before these settings keep their identity: they have what was the only value then.
     if data["frozen_encoder"] is None:
-        del data["frozen_encoder"]  # so that runs from before there were any keep their identity
+        del data["frozen_encoder"]
+    if data["method"]["sac"]["temperature_sample"] == "shared":
+        del data["method"]["sac"]["temperature_sample"]
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
 
 

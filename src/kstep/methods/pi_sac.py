@@ -40,6 +40,7 @@ PI_SAC_ORIGINAL = replace(
         critic_scale=0.5,
         target_entropy=-0.5,
         temperature_loss="log",
+        temperature_sample="fresh",
         init="glorot",
     ),
     learning=LearningConfig(

@@ -47,6 +47,9 @@ class SACConfig:
     """Per action dimension; PI-SAC has -0.5."""
     temperature_loss: Literal["exp", "log"] = "exp"
     """Whether the gradient reaches log-temperature through exp (this family) or not (PI-SAC)."""
+    temperature_sample: Literal["shared", "fresh"] = "shared"
+    """Which actions the temperature's step looks at: those of the actor's loss, or new ones of the
+    actor that its step has just moved (PI-SAC, D52)."""
     init: Init = "delta_orthogonal"
 
 
@@ -138,21 +141,11 @@ class SAC(nn.Module):
         self, encoder: Encoder, observation: Tensor, generator: torch.Generator
     ) -> tuple[Tensor, Tensor, Metrics]:
         """Return the losses of actor and temperature, from one action sample."""
-        if self.config.actor_latent == "reused":
-            latent = self.latent[: len(observation)]
-            policy: SquashedGaussian = self.actor(latent)
-        else:
-            with torch.no_grad():
-                features = encoder.features(observation)
-                latent = encoder.latent(features)
-            policy = self.actor(latent if self.actor.head is None else features)
+        policy, latent = self._policy_and_latent(encoder, observation)
         action, log_prob = policy.sample(generator)
         value = torch.minimum(*self.critic(latent, action))
         loss = (self.temperature.detach() * log_prob - value).mean()
-        excess_entropy = (-log_prob - self.target_entropy).detach()
-        through_exp = self.config.temperature_loss == "exp"
-        weight = self.temperature if through_exp else self.log_temperature
-        temperature_loss = (weight * excess_entropy).mean()
+        temperature_loss = self._temperature_loss(log_prob)
         return (
             loss,
             temperature_loss,
@@ -163,3 +156,31 @@ class SAC(nn.Module):
                 "temperature/loss": temperature_loss.detach(),
             },
         )
+
+    def fresh_temperature_loss(
+        self, encoder: Encoder, observation: Tensor, generator: torch.Generator
+    ) -> tuple[Tensor, Metrics]:
+        """Return the temperature's loss, from an action sample of its own."""
+        with torch.no_grad():
+            policy, _ = self._policy_and_latent(encoder, observation)
+            _, log_prob = policy.sample(generator)
+        loss = self._temperature_loss(log_prob)
+        return loss, {"temperature/loss": loss.detach()}
+
+    def _policy_and_latent(
+        self, encoder: Encoder, observation: Tensor
+    ) -> tuple[SquashedGaussian, Tensor]:
+        """Return the policy at observations and the latents (B, D) that the critic takes there."""
+        if self.config.actor_latent == "reused":
+            latent = self.latent[: len(observation)]
+            return self.actor(latent), latent
+        with torch.no_grad():
+            features = encoder.features(observation)
+            latent = encoder.latent(features)
+        return self.actor(latent if self.actor.head is None else features), latent
+
+    def _temperature_loss(self, log_prob: Tensor) -> Tensor:
+        excess_entropy = (-log_prob - self.target_entropy).detach()
+        through_exp = self.config.temperature_loss == "exp"
+        weight = self.temperature if through_exp else self.log_temperature
+        return (weight * excess_entropy).mean()
