@@ -19,6 +19,8 @@ DECISIONS = ROOT / "docs" / "decisions"
 PAGES = (
     *sorted(DECISIONS.glob("*.md")),
     *sorted((ROOT / "docs" / "methods").glob("*.md")),
+    ROOT / "docs" / "authors.md",
+    ROOT / "tests" / "authors" / "README.md",
     ROOT / "CONTRIBUTING.md",
 )
 RECORDS = tuple(sorted(DECISIONS.glob("D*.md")))

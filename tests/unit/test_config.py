@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 
 import pytest
@@ -225,3 +226,12 @@ def test_the_digest_sees_everything_but_the_budget() -> None:
     assert digest(one) != digest(resolve("ksl", "walker_walk", seed=2))
     assert digest(one) != digest(resolve("ksl", "walker_walk", preset="cpu"))
     assert digest(one) != digest(resolve("ksl", "walker_run"))
+
+
+def test_settings_that_came_later_leave_the_identity_of_earlier_runs_alone() -> None:
+    data = encode(resolve("pi_sac", "walker_walk"))
+    del data["env_steps"], data["frozen_encoder"], data["method"]["sac"]["temperature_sample"]
+    earlier = hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+    assert earlier.startswith(digest(resolve("pi_sac", "walker_walk")))
+    fresh = resolve("pi_sac", "walker_walk", overrides=["method.sac.temperature_sample=fresh"])
+    assert not earlier.startswith(digest(fresh))
