@@ -25,7 +25,7 @@ from kstep.config import Experiment, FrozenEncoder, digest, resolve, setting
 from kstep.data.augment import Augment
 from kstep.files import sha256, write_atomically
 from kstep.nets.backends import native_shape
-from kstep.nets.encoder import Encoder, EncoderConfig
+from kstep.nets.base import Encoder, EncoderConfig
 from kstep.run import Run
 from kstep.types import Array, Counts, KstepError
 from kstep.values import decode, encode

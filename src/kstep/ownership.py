@@ -12,7 +12,7 @@ from torch import nn
 
 from kstep.auxiliary.base import AuxiliaryTask
 from kstep.methods.base import Method
-from kstep.nets.encoder import Encoder
+from kstep.nets.base import Encoder
 from kstep.optimizers import Ema, Group
 from kstep.rl.core import Core
 

@@ -18,7 +18,8 @@ from kstep.agent import Agent
 from kstep.analysis.evaluation_set import EvaluationSet
 from kstep.analysis.tables import Row
 from kstep.auxiliary.ksl import KSL
-from kstep.types import Array, KstepError, to_device
+from kstep.data.batches import to_device
+from kstep.types import Array, KstepError
 
 
 @dataclass(frozen=True)
