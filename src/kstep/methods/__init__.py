@@ -23,7 +23,15 @@ from kstep.methods.sac import SAC_PIXEL, SAC_STATE, SAC_STATE_ORIGINAL
 from kstep.methods.sac_ae import SAC_AE, SAC_AE_ORIGINAL, SAC_PIXEL_ORIGINAL
 from kstep.types import KstepError
 
-__all__ = ["METHODS", "LearningConfig", "Method", "action_repeat", "find", "for_task"]
+__all__ = [
+    "METHODS",
+    "VARIANT_OF",
+    "LearningConfig",
+    "Method",
+    "action_repeat",
+    "find",
+    "for_task",
+]
 
 READINGS = (KSL, KSL_RESULTS, KSL_RELEASED)
 CONTROLLED = (RAD, DRQ, CURL, SAC_AE, SAC_STATE, SAC_PIXEL, PI_SAC, PROTO_RL)
@@ -41,6 +49,12 @@ ORIGINALS = (
 METHODS: dict[str, Method] = {
     method.name: method for method in (*READINGS, *CONTROLLED, *ORIGINALS, *ABLATIONS)
 }
+
+VARIANT_OF: dict[str, str] = {
+    method.name: method.name.partition("-")[0] for method in (*READINGS, *CONTROLLED, *ORIGINALS)
+}
+"""Whose variant each is: KSL's readings, and a peer in the controlled and in its original setting.
+Ablations are none: they are something else on purpose."""
 
 TASK_LEARNING_RATES = {"cheetah_run": 2e-4}
 """The one task whose learning rate the KSL paper lowers (D31)."""
