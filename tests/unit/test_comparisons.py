@@ -15,7 +15,7 @@ from scipy import stats
 from kstep import encoders, health
 from kstep.cli import main
 from kstep.config import FrozenEncoder, resolve
-from kstep.report import figures, paper, scores
+from kstep.report import figures, paper, scores, wall_clock
 from kstep.report.comparisons import COMPARISONS
 from kstep.run import Run
 from kstep.train import Runtime, train
@@ -289,6 +289,73 @@ def test_what_does_not_belong_is_refused(tmp_path: Path) -> None:
         with pytest.raises(KstepError, match=complaint):
             COMPARISONS[name].write(folders, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def timed(folder: Path, method: str, seed: int, *attempts: tuple[str, float, int]) -> Path:
+    """A run with a record of its attempts: outcome, seconds, decisions."""
+    run = evaluated(folder, method, "cartpole_swingup", seed, {0: [1.0]})
+    how = {"threads": 2, "device": "cpu", "node": "here"}
+    rows = [
+        {**how, "outcome": outcome, "seconds": seconds, "decisions": decisions}
+        for outcome, seconds, decisions in attempts
+    ]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    folder.with_name(f"{folder.name}.attempts.jsonl").write_text(text)
+    return run
+
+
+def test_times_are_those_of_whole_runs_over_sac_pixels(tmp_path: Path) -> None:
+    folders = [
+        timed(tmp_path / "pixel-1", "sac_pixel", 1, ("done", 100.0, 1_000)),
+        timed(tmp_path / "pixel-2", "sac_pixel", 2, ("done", 300.0, 1_000)),
+        # Stopped and continued; what an attempt that failed had done is done again.
+        timed(
+            *(tmp_path / "ksl", "ksl-results", 1),
+            *(("stopped", 200.0, 400), ("failed", 9.0, 0), ("done", 400.0, 600)),
+        ),
+    ]
+    main(["analyze", "wall-clock", *map(str, folders), "--output", str(tmp_path / "out")])
+    with (tmp_path / "out" / "wall-clock.csv").open() as file:
+        pixel, ksl = csv.DictReader(file)
+    assert (pixel["label"], float(pixel["seconds_per_decision"])) == ("sac_pixel", 0.2)
+    assert (float(pixel["normalized"]), float(pixel["paper"])) == (1.0, 1.0)
+    assert (ksl["label"], float(ksl["normalized"]), ksl["paper"]) == ("ksl-results", 3.0, "3.9")
+    text = (tmp_path / "out" / "wall-clock.md").read_text()
+    assert "| ksl-results | 1 | 0.6 | - | 3 | 3.9 |" in text
+
+
+def test_times_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
+    ksl = timed(tmp_path / "ksl", "ksl", 1, ("done", 1.0, 10))
+    with pytest.raises(KstepError, match="normalized to sac_pixel's"):
+        wall_clock.write([ksl], tmp_path / "out")
+    bare = evaluated(tmp_path / "bare", "sac_pixel", "cartpole_swingup", 1, {0: [1.0]})
+    with pytest.raises(KstepError, match="no record of its time"):
+        wall_clock.write([ksl, bare], tmp_path / "out")
+    other = timed(tmp_path / "other", "sac_pixel", 1, ("done", 1.0, 10))
+    record = tmp_path / "other.attempts.jsonl"
+    record.write_text(record.read_text().replace("here", "there"))
+    with pytest.raises(KstepError, match=r"2 threads of cpu on here; .* on there"):
+        wall_clock.write([ksl, other], tmp_path / "out")
+
+
+def test_without_folders_the_runs_of_the_experiment_are_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        main(["analyze", "optimizers"])
+    assert "none of the 20 runs of optimizers, scale paper" in capsys.readouterr().err
+    for method in ("ksl", "ksl-results", "ksl-one-optimizer"):
+        folder = tmp_path / "runs" / "walker_walk" / f"{method}-paper" / "seed1"
+        evaluated(folder, method, "walker_walk", 1, {100_000: [5.0]})
+    for name, labels in (
+        ("optimizers", ["ksl", "ksl-one-optimizer"]),
+        ("main", ["ksl", "ksl-results"]),
+    ):
+        assert [row["label"] for row in asked(name, [], tmp_path / "out")] == labels
+    # Another experiment's, by name.
+    rows = asked("main", [], tmp_path / "out", "--experiment", "conv-transition")
+    assert [row["label"] for row in rows] == ["ksl", "ksl-results"]
 
 
 @pytest.fixture(scope="module")

@@ -165,8 +165,15 @@ def figure(rows: Sequence[Row], layers: Sequence[Row]) -> Figure:
     left.set(title="all encoder parameters at once")
     lines(middle, rows, "mean_without_norms")
     middle.set(title="mean per tensor, no LayerNorm (notebook)")
-    renamed = [{**row, "label": f"{row['label']} {row['tensor']}", "task": ""} for row in layers]
-    lines(right, renamed, "cosine")
+    each: dict[tuple[str, int], list[float]] = {}
+    for row in layers:
+        key = (f"{row['label']} {row['tensor']}", int(row["env_steps"]))
+        each.setdefault(key, []).append(float(row["cosine"]))
+    means: list[Row] = [
+        {"label": name, "task": "", "env_steps": mark, "cosine": _mean(own)}
+        for (name, mark), own in each.items()
+    ]
+    lines(right, means, "cosine")
     right.set(title="per tensor, over tasks and runs")
     for axes in (left, middle, right):
         axes.axhline(0.0, color="grey", linestyle="--")

@@ -176,7 +176,7 @@ def figure(rows: Sequence[Row]) -> Figure:
     others = [row for row in rows if not str(row["label"]).startswith("sac_pixel")]
     parts = [("distance", "l2 distance", False), ("normalized", "share of the spread", False)]
     if others and len(others) < len(rows):
-        parts.insert(0, ("distance", "l2 distance, sac_pixel off-screen", True))
+        parts.insert(0, ("distance", "l2 distance, the others' scale", True))
     shown = canvas(3.6 * len(kinds), 2.8 * len(parts))
     grid = shown.subplots(len(parts), len(kinds), squeeze=False)
     for line, (column, title, scaled) in zip(grid, parts, strict=True):

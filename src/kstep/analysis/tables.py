@@ -23,10 +23,16 @@ def write_table(path: Path, rows: Sequence[Row]) -> Path:
     return path
 
 
-def markdown(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
-    """Return a table in Markdown."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
+def markdown(head: Sequence[str], lines: Iterable[Iterable[Value]]) -> str:
+    """Return a table in Markdown, numbers to three digits."""
+    every = [head, ["---"] * len(head), *lines]
+    return "".join(f"| {' | '.join(map(_shown, line))} |\n" for line in every)
+
+
+def _shown(value: Value) -> str:
+    if isinstance(value, float):
+        return "-" if np.isnan(value) else f"{value:.3g}"
+    return str(value)
 
 
 def deviation(values: Sequence[float]) -> float:

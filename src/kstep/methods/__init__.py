@@ -73,9 +73,11 @@ def for_task(method: Method, task: str) -> Method:
         learning = replace(learning, learning_rate=TASK_LEARNING_RATES[task])
     if method.name == RAD_ORIGINAL.name and task == "cheetah_run":
         learning = replace(learning, initial_steps=10_000)
-    if method.name == PI_SAC_ORIGINAL.name and task in pi_sac.TASKS:
+    if method.name in (PI_SAC.name, PI_SAC_ORIGINAL.name) and task in pi_sac.TASKS:
         _, initial, pretraining = pi_sac.TASKS[task]
-        learning = replace(learning, initial_steps=initial, pretraining=pretraining)
+        learning = replace(learning, pretraining=pretraining)
+        if method.name == PI_SAC_ORIGINAL.name:
+            learning = replace(learning, initial_steps=initial)
     return replace(method, learning=learning)
 
 

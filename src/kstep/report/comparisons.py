@@ -53,16 +53,15 @@ class Comparison:
             raise KstepError("every run has an encoder of its own task: nothing was carried over")
         _refuse_several_ages(rows)
         table = scores.summary(rows, scores.table_marks(rows, at), self.beside)
+        more = {name: found for name, found in self.more(folders, table).items() if found}
         tables = {f"{self.name}-runs": rows, self.name: table}
-        tables |= {
-            f"{self.name}-{name}": found
-            for name, found in self.more(folders, table).items()
-            if found
-        }
+        tables |= {f"{self.name}-{name}": found for name, found in more.items()}
+        blocks = [to_read(table, self.layout)]
+        blocks += [markdown([*own[0]], (row.values() for row in own)) for own in more.values()]
         output.mkdir(parents=True, exist_ok=True)
         written = [write_table(output / f"{name}.csv", found) for name, found in tables.items()]
         text, picture = output / f"{self.name}.md", output / f"{self.name}.png"
-        text.write_text(to_read(table, self.layout))
+        text.write_text("\n".join(blocks))
         curves(rows, self.layout, self.beside).savefig(picture, dpi=120)
         return [*written, text, picture]
 

@@ -22,7 +22,7 @@ def write(output: Path) -> list[Path]:
     rows, frames = zip(*(_looked_at(task) for task in PLANET), strict=True)
     output.mkdir(parents=True, exist_ok=True)
     text, picture = output / "environments.md", output / "environments.png"
-    text.write_text(markdown([*rows[0]], [[*row.values()] for row in rows]))
+    text.write_text(markdown([*rows[0]], (row.values() for row in rows)))
     shown = canvas(2.4 * len(frames), 2.7)
     for axes, row, frame in zip(shown.subplots(1, len(frames)), rows, frames, strict=True):
         axes.imshow(frame)
@@ -32,16 +32,16 @@ def write(output: Path) -> list[Path]:
 
 
 def _looked_at(task: str) -> tuple[Row, Array]:
-    """Return a task's row, the paper's alongside, and how it looks a moment after its start."""
+    """Return a task's row, the paper's alongside, and how it looks at the start of an episode."""
     env = make(EnvConfig(task, action_repeat=1), 0)
     try:
         spec, rng, rewards = spec_of(env), np.random.default_rng(0), set()
         env.set_rendering(False)
         env.reset(seed=0)
+        frame = env.film_frame(PIXELS, PIXELS)
         for _ in range(DECISIONS):
             _, reward, *_ = env.step(rng.uniform(-1.0, 1.0, spec.action_dim))
             rewards.add(reward)
-        frame = env.film_frame(PIXELS, PIXELS)
     finally:
         env.close()
     theirs, repeat = paper.table("env")[task], PLANET[task]

@@ -46,7 +46,8 @@ def curves(rows: Sequence[Row], layout: Layout, beside: Beside) -> Figure:
                 axes.axvline(int(row["exploration"]), color=drawn[line], linestyle=":")
         axes.set(title=title, xlabel="env_steps", ylabel="return")
         if not set(drawn) <= named:
-            axes.plot([], [], "--x", color="grey", label="the paper")
+            if dashed:
+                axes.plot([], [], "--x", color="grey", label="the paper")
             if any(row["exploration"] for row in own):
                 axes.plot([], [], ":", color="grey", label="the task begins")
             axes.legend(fontsize="small")

@@ -29,18 +29,7 @@ def write(folders: Sequence[Path], output: Path) -> list[Path]:
     table = normalized(runs)
     output.mkdir(parents=True, exist_ok=True)
     text = output / "wall-clock.md"
-    head = ("method", "normalized time", "the paper's", "seconds per decision", "runs")
-    lines = [
-        (
-            row["label"],
-            f"{row['normalized']:.2f}",
-            "-" if np.isnan(float(row["paper"])) else row["paper"],
-            f"{row['seconds']:.3g} ± {row['std']:.1g}",
-            row["runs"],
-        )
-        for row in table
-    ]
-    text.write_text(markdown(head, lines))
+    text.write_text(markdown([*table[0]], (row.values() for row in table)))
     return [
         write_table(output / "wall-clock-runs.csv", runs),
         write_table(output / "wall-clock.csv", table),
@@ -86,7 +75,7 @@ def normalized(runs: Sequence[Row]) -> list[Row]:
         {
             "label": label,
             "runs": len(own),
-            "seconds": float(np.mean(own)),
+            "seconds_per_decision": float(np.mean(own)),
             "std": deviation(own),
             "normalized": float(np.mean(own) / np.mean(normal[0])),
             "paper": theirs.get(paper.name_of(label), float("nan")),
