@@ -165,8 +165,9 @@ class Agent:
         copies = [Ema("critic", core.slow_critic, core.critic, learning.critic_ema_rate)]
         if self.frozen_encoder:
             pass  # the slow encoder is the encoder
-        elif self._given:
-            # The head belongs to the critic then, and the convolutions to the auxiliary task.
+        elif self._given or self.method.encoder.head == "convolutional":
+            # The head belongs to the critic then: what is given to it are features, or the paper
+            # counts the head among the critic's layers (D46).
             online, slow = self.encoder.learned(), self.slow_encoder.learned()
             rates = {"head": learning.critic_ema_rate}
             if self.phase == 0:

@@ -23,7 +23,15 @@ from kstep.methods.sac import SAC_PIXEL, SAC_STATE, SAC_STATE_ORIGINAL
 from kstep.methods.sac_ae import SAC_AE, SAC_AE_ORIGINAL, SAC_PIXEL_ORIGINAL
 from kstep.types import KstepError
 
-__all__ = ["METHODS", "LearningConfig", "Method", "action_repeat", "find", "for_task"]
+__all__ = [
+    "METHODS",
+    "VARIANT_OF",
+    "LearningConfig",
+    "Method",
+    "action_repeat",
+    "find",
+    "for_task",
+]
 
 READINGS = (KSL, KSL_RESULTS, KSL_RELEASED)
 CONTROLLED = (RAD, DRQ, CURL, SAC_AE, SAC_STATE, SAC_PIXEL, PI_SAC, PROTO_RL)
@@ -42,6 +50,12 @@ METHODS: dict[str, Method] = {
     method.name: method for method in (*READINGS, *CONTROLLED, *ORIGINALS, *ABLATIONS)
 }
 
+VARIANT_OF: dict[str, str] = {
+    method.name: method.name.partition("-")[0] for method in (*READINGS, *CONTROLLED, *ORIGINALS)
+}
+"""Whose variant each is: KSL's readings, and a peer in the controlled and in its original setting.
+Ablations are none: they are something else on purpose."""
+
 TASK_LEARNING_RATES = {"cheetah_run": 2e-4}
 """The one task whose learning rate the KSL paper lowers (D31)."""
 
@@ -59,9 +73,11 @@ def for_task(method: Method, task: str) -> Method:
         learning = replace(learning, learning_rate=TASK_LEARNING_RATES[task])
     if method.name == RAD_ORIGINAL.name and task == "cheetah_run":
         learning = replace(learning, initial_steps=10_000)
-    if method.name == PI_SAC_ORIGINAL.name and task in pi_sac.TASKS:
+    if method.name in (PI_SAC.name, PI_SAC_ORIGINAL.name) and task in pi_sac.TASKS:
         _, initial, pretraining = pi_sac.TASKS[task]
-        learning = replace(learning, initial_steps=initial, pretraining=pretraining)
+        learning = replace(learning, pretraining=pretraining)
+        if method.name == PI_SAC_ORIGINAL.name:
+            learning = replace(learning, initial_steps=initial)
     return replace(method, learning=learning)
 
 

@@ -24,7 +24,8 @@ PI_SAC = replace(
     sac=replace(SAC_PIXEL.sac, actor_latent="reused"),
     auxiliary=CEBConfig(),
     sequence_augment=MIRRORED,
-    learning=LearningConfig(order=ORDER, aligned=True),
+    # The KSL paper adjusts networks, hyperparameters and environments only: it pretrains (D48).
+    learning=LearningConfig(order=ORDER, aligned=True, pretraining=5000),
 )
 
 PI_SAC_ORIGINAL = replace(

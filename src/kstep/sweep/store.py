@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kstep import config
+from kstep.encoders import phases_of
 from kstep.files import write_atomically
 from kstep.run import Run
 from kstep.types import KstepError
@@ -141,16 +142,15 @@ def read(table: Path) -> pl.DataFrame:
     return frame
 
 
-def scores(frame: pl.DataFrame, mark: int) -> pl.DataFrame:
-    """Return one score per seed at a mark: the mean return over its evaluation's episodes."""
+def scores(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return one score per seed and mark: the mean return over its evaluation's episodes."""
     import polars as pl
 
-    curve = ["source", "method", "flavour", "preset", "task", "setting"]
+    point = ["source", "method", "flavour", "preset", "task", "setting", "seed", "mark"]
     return (
-        frame.filter(pl.col("mark") == mark)
-        .group_by([*curve, "seed"])
+        frame.group_by(point)
         .agg(pl.col("return").mean().alias("score"), pl.len().alias("episodes"))
-        .sort([*curve, "seed"])
+        .sort(point)
     )
 
 
@@ -169,7 +169,7 @@ def _rows(run: Run) -> Iterator[dict[str, Any]]:
     identity = {
         "source": OURS,
         "method": method,
-        "flavour": flavour or "controlled",
+        "flavour": " ".join(filter(None, (flavour, phases_of(experiment)))) or "controlled",
         "preset": experiment.preset,
         **_where(run.folder / "system.json"),
         "task": experiment.env.task,
