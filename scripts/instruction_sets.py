@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 
-TESTS = ("tests/contract", "tests/unit/test_native.py")
+TESTS = ("tests/authors/test_traces.py", "tests/contract", "tests/unit/test_native.py")
 LIMITS = {
     # PyTorch's own name: its variables, oneDNN's, MKL's and those of the native kernels
     "AVX2": ("avx2", "AVX2", "AVX2", "avx2"),

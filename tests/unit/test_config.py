@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 
 import pytest
@@ -74,6 +75,10 @@ def test_the_originals_bring_their_action_repeats_and_schedules() -> None:
     assert resolve("pi_sac", "finger_spin").env.action_repeat is None
     learning = resolve("pi_sac-original", "walker_walk").method.learning
     assert (learning.initial_steps, learning.pretraining) == (10_000, 10_000)
+    # The KSL paper's PI-SAC keeps its pretraining and takes everything else from the table (D48).
+    for task, pretraining in (("finger_spin", 0), ("reacher_easy", 5_000), ("walker_walk", 10_000)):
+        learning = resolve("pi_sac", task).method.learning
+        assert (learning.initial_steps, learning.pretraining) == (1_000, pretraining)
     assert resolve("rad-original", "cheetah_run").method.learning.initial_steps == 10_000
 
 
@@ -225,3 +230,12 @@ def test_the_digest_sees_everything_but_the_budget() -> None:
     assert digest(one) != digest(resolve("ksl", "walker_walk", seed=2))
     assert digest(one) != digest(resolve("ksl", "walker_walk", preset="cpu"))
     assert digest(one) != digest(resolve("ksl", "walker_run"))
+
+
+def test_settings_that_came_later_leave_the_identity_of_earlier_runs_alone() -> None:
+    data = encode(resolve("pi_sac", "walker_walk"))
+    del data["env_steps"], data["frozen_encoder"], data["method"]["sac"]["temperature_sample"]
+    earlier = hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+    assert earlier.startswith(digest(resolve("pi_sac", "walker_walk")))
+    fresh = resolve("pi_sac", "walker_walk", overrides=["method.sac.temperature_sample=fresh"])
+    assert not earlier.startswith(digest(fresh))

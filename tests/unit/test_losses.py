@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ from kstep.nets.base import Encoder
 from kstep.nets.encoder import StateEncoder
 from kstep.rl.sac import SAC, SACConfig
 from kstep.types import KstepError, SequenceBatch, TransitionBatch
+from tests.make import ACTIONS, agent_and_replay
 
 SMALL = KSLConfig(k=3, transition_hidden=(8, 8), projection_hidden=8)
 
@@ -106,6 +108,42 @@ def test_actor_and_temperature_loss_by_hand() -> None:
     (gradient,) = torch.autograd.grad(temperature_loss, core.log_temperature)
     assert gradient.item() == pytest.approx(temperature_loss.item(), rel=1e-5)  # through exp
     assert metrics["actor/entropy"].item() == pytest.approx(-log_prob, rel=1e-5)
+
+
+@pytest.mark.parametrize("sample", ["shared", "fresh"])
+def test_the_temperature_looks_at_the_actor_before_or_after_its_step(sample: str) -> None:
+    """PI-SAC's authors draw new actions of the updated actor; the others take the loss's (D52)."""
+    agent, replay = agent_and_replay(
+        "pi_sac-original",
+        f"method.sac.temperature_sample={sample}",
+        "method.sac.initial_temperature=0.5",
+        "method.learning.learning_rate=0.05",  # so that the actor's step shows
+    )
+    core, shape = agent.core, (agent.method.learning.batch_size, ACTIONS)
+    old_actor = copy.deepcopy(core.actor)
+    draws = torch.Generator()
+    draws.set_state(agent.streams.learn.get_state())
+    metrics = agent.update(replay)
+
+    torch.randn(shape, generator=draws)  # the next actions of the critic's target
+    if sample == "fresh":
+        torch.randn(shape, generator=draws)  # the actions of the actor's loss
+    noise = draws.get_state()
+
+    def gradient(actor: nn.Module) -> float:
+        """Of log-temperature * (entropy - its target), by that actor."""
+        draws.set_state(noise)
+        _, log_prob = actor(core.latent).sample(draws)
+        return (-log_prob - core.target_entropy).mean().item()
+
+    right, wrong = core.actor, old_actor
+    if sample == "shared":
+        right, wrong = wrong, right
+    # After one step, Adam's first moment is a tenth of the gradient.
+    stepped = 10 * agent.optimizers.state()["temperature/temperature/exp_avg"].item()
+    assert stepped == pytest.approx(gradient(right), rel=1e-4)
+    assert abs(stepped - gradient(wrong)) > 0.1
+    assert metrics["temperature/loss"].item() == pytest.approx(math.log(0.5) * stepped, rel=1e-4)
 
 
 def flat(observation: Tensor) -> Tensor:

@@ -59,6 +59,11 @@ class EncoderConfig(Family):
         """Of the slow encoder; slow copies of auxiliary heads share it."""
         return 0.05
 
+    @property
+    def head_of_critic(self) -> bool:
+        """Whether the slow copy of the head moves at the critic's rate."""
+        return False
+
     @abc.abstractmethod
     def build(
         self, frame_shape: tuple[int, ...], stack: int, backend: Backend = "torch"

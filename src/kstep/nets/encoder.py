@@ -65,6 +65,10 @@ class PixelEncoderConfig(EncoderConfig):
 
         return encoder_class(self, frame_shape, stack, backend)(self, frame_shape, stack)
 
+    @property
+    def head_of_critic(self) -> bool:
+        return self.head == "convolutional"
+
     def compact(self) -> PixelEncoderConfig:
         """A second stride of 2: about a third of the arithmetic."""
         return replace(self, strides=(2, 2, 1, 1))
