@@ -64,10 +64,10 @@ def trace(method: str) -> list[tuple[Path, str]]:
 
 def declaration(method: str) -> Path:
     """The file in which the method is declared."""
-    for name, module in list(sys.modules.items()):
-        if name.startswith("kstep.methods.") and METHODS[method] in vars(module).values():
-            if module.__file__ and METHODS[method].base in Path(module.__file__).stem:
-                return Path(module.__file__)
+    for path in sorted((ROOT / "methods").glob("*.py")):
+        module = sys.modules.get(f"kstep.methods.{path.stem}")
+        if METHODS[method] in vars(module or object).values() and path.stem in method:
+            return path
     return ROOT / "methods" / "__init__.py"
 
 

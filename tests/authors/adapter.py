@@ -17,12 +17,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
+from kstep.replay import Replay, ReplayConfig, Rule
 from torch import Tensor
 
 from kstep.agent import Agent
 from kstep.config import resolve
 from kstep.methods.base import Method
-from kstep.replay import Replay, ReplayConfig, Rule
 from kstep.rng import Streams
 from kstep.types import EnvSpec, Metrics, Sequences, Stacks, Transitions
 from tests.authors import inputs, traces

@@ -148,6 +148,9 @@ def test_slow_copies_move_in_their_turn_and_by_their_rate(
     learning = agent.method.learning
     assert rates["critic"] == learning.critic_ema_rate
     assert rates.get("encoder", rates.get("convolutions")) == learning.encoder_ema_rate
+    # Layers that the paper counts among the critic's follow at the critic's rate (D46, D49).
+    assert rates.get("head", learning.critic_ema_rate) == learning.critic_ema_rate
+    assert ("head" in rates) == (method == "ksl-conv" or method.startswith("proto_rl"))
 
 
 @every_method

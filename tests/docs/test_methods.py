@@ -29,7 +29,7 @@ from kstep.config import resolve
 from kstep.health import Health
 from kstep.methods import METHODS
 from kstep.methods.ablations import ABLATIONS
-from kstep.nets.encoder import Encoder
+from kstep.nets.base import Encoder
 from kstep.rng import Streams
 from kstep.types import EnvSpec, KstepError
 from kstep.values import difference

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from kstep.auxiliary.autoencoder import Autoencoder, AutoencoderConfig
 from kstep.auxiliary.base import AuxiliaryConfig, Shapes
+from kstep.nets.base import EncoderConfig
 from kstep.nets.decoder import Decoder
-from kstep.nets.encoder import EncoderConfig, PixelEncoder
+from kstep.nets.encoder import PixelEncoder
 from kstep.types import KstepError, SequenceBatch
 
 PAPER = (2, 1, 1, 1)

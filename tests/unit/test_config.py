@@ -75,6 +75,10 @@ def test_the_originals_bring_their_action_repeats_and_schedules() -> None:
     assert resolve("pi_sac", "finger_spin").env.action_repeat is None
     learning = resolve("pi_sac-original", "walker_walk").method.learning
     assert (learning.initial_steps, learning.pretraining) == (10_000, 10_000)
+    # The KSL paper's PI-SAC keeps its pretraining and takes everything else from the table (D48).
+    for task, pretraining in (("finger_spin", 0), ("reacher_easy", 5_000), ("walker_walk", 10_000)):
+        learning = resolve("pi_sac", task).method.learning
+        assert (learning.initial_steps, learning.pretraining) == (1_000, pretraining)
     assert resolve("rad-original", "cheetah_run").method.learning.initial_steps == 10_000
 
 

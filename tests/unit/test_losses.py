@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from kstep.auxiliary.ksl import KSL, KSLConfig
-from kstep.nets.encoder import Encoder, StateEncoder
+from kstep.nets.base import Encoder
+from kstep.nets.encoder import StateEncoder
 from kstep.rl.sac import SAC, SACConfig
 from kstep.types import KstepError, SequenceBatch, TransitionBatch
 from tests.make import ACTIONS, agent_and_replay

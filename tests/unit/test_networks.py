@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from kstep.nets.encoder import EncoderConfig, PixelEncoder
+from kstep.nets.base import EncoderConfig
+from kstep.nets.encoder import PixelEncoder
 from kstep.nets.heads import Actor, SquashedGaussian, log_tanh_derivative
 from kstep.nets.init import initialize
 from kstep.types import KstepError
