@@ -19,10 +19,11 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from kstep import cli, config, train
+from kstep import cli, config
+from kstep.run import train
 from kstep.agent import Agent
 from kstep.config import difference, resolve
-from kstep.health import Health
+from kstep.run.health import Health
 from kstep.methods import METHODS
 from kstep.methods.ablations import ABLATIONS
 from kstep.nets.base import Encoder
