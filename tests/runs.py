@@ -11,10 +11,11 @@ import safetensors.torch
 import torch
 from rich.console import Console
 
-from kstep import checkpoint, train
+from kstep.run import checkpoint
+from kstep.run import train
 from kstep.config import EvaluationConfig, Experiment
-from kstep.run import Run
-from kstep.train import Runtime
+from kstep.run.folder import Run
+from kstep.run.runtime import Runtime
 from tests.make import tiny
 
 

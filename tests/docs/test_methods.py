@@ -22,15 +22,16 @@ from typing import Any, ClassVar
 import pytest
 from torch import Tensor
 
-from kstep import cli, train
+from kstep import cli
 from kstep.agent import Agent
 from kstep.auxiliary.base import AuxiliaryConfig
 from kstep.config import resolve
-from kstep.health import Health
 from kstep.methods import METHODS
 from kstep.methods.ablations import ABLATIONS
 from kstep.nets.base import Encoder
 from kstep.rng import Streams
+from kstep.run import train
+from kstep.run.health import Health
 from kstep.types import EnvSpec, KstepError
 from kstep.values import difference
 from tests.docs.test_decisions import KEY, NAMES, TASK, Table, assert_live, live, tables

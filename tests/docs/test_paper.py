@@ -18,13 +18,14 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from kstep import encoders
 from kstep.cli import main
 from kstep.config import digest, resolve
 from kstep.report import paper
-from kstep.run import Run
+from kstep.run import saved_encoders as encoders
+from kstep.run.folder import Run
+from kstep.run.runtime import Runtime
+from kstep.run.train import train
 from kstep.sweep.plan import RunSpec, plan, read, shipped
-from kstep.train import Runtime, train
 from tests.docs.test_decisions import LINK, live, tables
 
 ROOT = Path(__file__).parents[2]
