@@ -11,11 +11,11 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-from kstep import methods
+from kstep import methods, names
 from kstep.envs import EnvConfig, tasks
 from kstep.methods.base import Method
 from kstep.types import KstepError
-from kstep.values import Count, Positive, check, encode, near, override
+from kstep.values import Count, Positive, check, encode, override
 
 
 @dataclass(frozen=True)
@@ -92,19 +92,12 @@ class Experiment:
             )
 
 
-def preset_paper(experiment: Experiment) -> Experiment:
-    """The paper's sizes."""
-    return experiment
-
-
 def preset_cpu(experiment: Experiment) -> Experiment:
-    """The compact encoder: a second stride of 2, about a third of the arithmetic."""
     method = experiment.method
     return replace(experiment, method=replace(method, encoder=method.encoder.compact()))
 
 
 def preset_debug(experiment: Experiment) -> Experiment:
-    """The whole pipeline in seconds. Learns nothing worth looking at."""
     method, auxiliary = experiment.method, experiment.method.auxiliary
     completed = getattr(auxiliary, "sampling", "any") == "released"
     if auxiliary is not None:
@@ -133,10 +126,11 @@ def preset_debug(experiment: Experiment) -> Experiment:
 
 
 PRESETS: dict[str, Callable[[Experiment], Experiment]] = {
-    "paper": preset_paper,
+    "paper": lambda experiment: experiment,
     "cpu": preset_cpu,
     "debug": preset_debug,
 }
+"""What each preset of `names.py` makes of an experiment."""
 
 
 def resolve(
@@ -152,10 +146,7 @@ def resolve(
     """Turn names into an experiment. Order: method, task's values, preset, overrides."""
     parsed = tasks.parse(task)
     chosen = methods.find(method).for_task(parsed.name)
-    if preset not in PRESETS:
-        raise KstepError(
-            f"unknown preset '{preset}'.{near(preset, PRESETS)} Presets: {', '.join(PRESETS)}"
-        )
+    names.require(preset, PRESETS, "preset")
     if frozen_encoder is not None:
         chosen = replace(chosen, learning=replace(chosen.learning, critic_trains="nothing"))
     repeat = chosen.action_repeat if parsed.kind == "suite" else None

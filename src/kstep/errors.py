@@ -34,6 +34,14 @@ class Busy(KstepError):
     exit_code = 75  # EX_TEMPFAIL of sysexits.h: trying again later may succeed
 
 
+class Stopped(KstepError):
+    """A signal asked a run, or a sweep, to stop."""
+
+    def __init__(self, message: str, signal: int) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + signal
+
+
 def explain(error: BaseException) -> str | None:
     """Return what happened and what to do; None for errors that are not the environment's."""
     if isinstance(error, Fault):

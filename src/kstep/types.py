@@ -9,23 +9,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
 
 from kstep.errors import KstepError as KstepError
 
+if TYPE_CHECKING:  # the command line lists names and refuses wrong ones without PyTorch
+    from torch import Tensor
+
 Array: TypeAlias = npt.NDArray[Any]
-Metrics: TypeAlias = dict[str, Tensor]
+Metrics: TypeAlias = "dict[str, Tensor]"
 """Detached scalars by path, such as ``critic/loss``; the logger decides when to read them."""
 
-Encode: TypeAlias = Callable[[Tensor], Tensor]
+Encode: TypeAlias = "Callable[[Tensor], Tensor]"
 """Observations (B, S, ...) to latents (B, D)."""
 
 ObservationKind: TypeAlias = Literal["pixels", "state"]
 Renderer: TypeAlias = Literal["exact", "quick", "raytraced"]
+Backend: TypeAlias = Literal["torch", "native", "compiled"]
+"""What computes the encoder's convolutions."""
+BackendRequest: TypeAlias = Literal["auto", "torch", "native", "compiled"]
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ import operator
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import annotated_types as at
@@ -107,6 +108,8 @@ def decode(annotation: Any, data: Any, where: str = "") -> Any:
         if annotation is float and not math.isfinite(data):
             raise KstepError(f"{where} must be a finite number, not {data}")
         return data
+    if annotation is Path and isinstance(data, str | Path):
+        return Path(data)
     raise TypeError(f"no rule to read {annotation} at {where}")
 
 
@@ -165,6 +168,17 @@ def difference(left: Any, right: Any) -> list[tuple[str, Any, Any]]:
     ]
 
 
+def whole_number(text: str) -> int:
+    """Read a whole number such as 100000, 100_000 or 1e5; raise ValueError for anything else."""
+    try:
+        return int(text)
+    except ValueError:
+        number = float(text)
+    if not number.is_integer():
+        raise ValueError(f"{text} is not a whole number")
+    return int(number)
+
+
 def near(name: str, known: Iterable[str]) -> str:
     """Return a sentence that suggests the nearest of the known names, or nothing."""
     found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
@@ -183,6 +197,8 @@ _BOUNDS: dict[type, tuple[str, str, Callable[[Any, Any], bool]]] = {
 
 def _check_bounds(value: Any, bounds: Iterable[Any], where: str) -> None:
     for bound in bounds:
+        if type(bound) not in _BOUNDS:
+            continue  # a marker of the command line
         name, words, holds = _BOUNDS[type(bound)]
         limit = getattr(bound, name)
         if not holds(value, limit):

@@ -11,7 +11,8 @@ import pytest
 from kstep.cli import main
 from kstep.report import paper
 from kstep.sweep import store
-from kstep.sweep.plan import RunSpec, plan, read, shipped, with_variants
+from kstep.sweep.experiments import read, shipped
+from kstep.sweep.plan import RunSpec, plan, with_variants
 
 FILE = (
     'tasks = ["cartpole_swingup", "walker_walk"]\nmarks = [100_000]\npaper = "main"\n'
@@ -144,7 +145,7 @@ def test_other_readings_and_settings_stand_beside_the_paper(
         theirs = paper.cells("main", 100_000)["walker_walk"][name.split("-")[0]]
         assert f"{theirs.mean:.0f} ± {theirs.sd:.0f}" in beside[name]
     # The other mark was not reached; that is said, and what follows is not lost.
-    assert "nothing was evaluated at 500,000 env steps yet" in lines
+    assert "no evaluation at 500,000 env steps yet" in lines
     assert "along the paper's curves, marks where ours is" in lines
 
 
@@ -199,4 +200,4 @@ def test_an_experiment_that_names_no_comparison(
 def test_a_mark_nobody_reached(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["compare", "main", "--scale", "debug", "--table", str(table)])
-    assert "nothing was evaluated at 200 env steps" in capsys.readouterr().err
+    assert "no evaluation at 200 env steps" in capsys.readouterr().err

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from kstep.analysis.spread import share, spread
 from scipy.stats import kstest, norm, ortho_group
 
 from kstep.analysis import evaluation_set, fit
@@ -27,7 +28,6 @@ from kstep.analysis.perturbation import (
 from kstep.analysis.reward_mse import reward_mse
 from kstep.analysis.reward_pca import principal_components, reward_pca, separability
 from kstep.analysis.saliency import Saliency, attention, overlay, sensitivity, side_by_side
-from kstep.analysis.spread import share, spread
 from kstep.analysis.state_probe import state_probe
 from kstep.analysis.temporal import temporal
 from kstep.auxiliary.ksl import KSL

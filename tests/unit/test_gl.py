@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from kstep.envs import gl
-from kstep.envs.gl import Backend
+from kstep.envs.gl import GLBackend
 from kstep.types import KstepError
 
 SOFTWARE = "llvmpipe (LLVM 15.0.6, 256 bits)"
@@ -29,7 +29,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Fake:
     def machine(*works: str, device: str = SOFTWARE, candidates: tuple[str, ...] = ()) -> list[str]:
         tested: list[str] = []
 
-        def test(name: str, why: str) -> Backend | str:
+        def test(name: str, why: str) -> GLBackend | str:
             tested.append(name)
             if name not in works:
                 return "no such library"
@@ -222,7 +222,7 @@ def test_one_process_draws_one_way(fake: Fake) -> None:
 
 
 def test_describes_itself_in_a_line() -> None:
-    backend = Backend("osmesa", "osmesa", "", SOFTWARE, 21.4, "found")
+    backend = GLBackend("osmesa", "osmesa", "", SOFTWARE, 21.4, "found")
     assert gl.describe(backend) == "rendering: OSMesa (software), 21 ms per frame"
     gpu = dataclasses.replace(backend, name="egl-gpu", device="NVIDIA L4", ms_per_frame=1.2)
     assert gl.describe(gpu) == "rendering: EGL on NVIDIA L4, 1 ms per frame"

@@ -25,7 +25,6 @@ from torch import Tensor
 from torch.nn.grad import conv2d_input, conv2d_weight
 
 from kstep import native
-from kstep.run import train
 from kstep.agent import Agent
 from kstep.config import resolve
 from kstep.native import Shape, Unavailable, choice, library
@@ -35,6 +34,7 @@ from kstep.nets.base import EncoderConfig
 from kstep.nets.encoder import PixelEncoder
 from kstep.optimizers import slow_copy
 from kstep.rng import Streams
+from kstep.run import train
 from kstep.run.folder import Run
 from kstep.run.runtime import Runtime
 from kstep.types import KstepError
@@ -894,4 +894,4 @@ def test_ten_thousand_calls_leak_nothing(kernels: Library) -> None:
 
 
 def test_the_choice_is_printed() -> None:
-    assert str(choice.Choice("torch", "as asked")) == "encoder: torch (as asked)"
+    assert str(choice.BackendChoice("torch", "as requested")) == "encoder: torch (as requested)"

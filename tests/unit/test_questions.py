@@ -13,7 +13,6 @@ import pytest
 import torch
 from rich.console import Console
 
-from kstep.run import saved_encoders as encoders
 from kstep.agent import Agent
 from kstep.analysis.evaluation_set import EvaluationSet, collect_from
 from kstep.analysis.questions import QUESTIONS, Answer, Subject, analyze, analyze_all, subjects
@@ -22,6 +21,7 @@ from kstep.config import resolve
 from kstep.envs import EnvConfig, make, spec_of
 from kstep.report.analyze import beside_paper
 from kstep.rng import Streams
+from kstep.run import saved_encoders as encoders
 from kstep.run.folder import Run
 from kstep.run.runtime import Runtime
 from kstep.run.train import train
@@ -284,7 +284,7 @@ def test_a_wrong_encoder_is_told_what_is_wrong(on: Path) -> None:
     learning = torch.ones(1, requires_grad=True)
     with pytest.raises(KstepError, match="array of numbers"):
         analyze("temporal", [Subject("bad", lambda x: learning.expand(len(x), 1))], states)
-    with pytest.raises(KstepError, match="plain with seed 0 at 0 env_steps is there twice"):
+    with pytest.raises(KstepError, match="plain with seed 0 at 0 env_steps is named twice"):
         analyze("temporal", [plain, plain], states)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -89,6 +90,16 @@ def test_what_the_environment_refuses_is_refused_here(remote: RemoteEnv) -> None
         remote.step(np.array([np.nan, 0], np.float32))
     with pytest.raises(KstepError, match="needs a seed"):
         remote.reset()
+
+
+def test_nothing_is_imported_from_the_current_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gymnasium.py").write_text("raise SystemExit('imported from here')\n")
+    monkeypatch.chdir(tmp_path)
+    env = RemoteEnv(CONFIG, 0)
+    assert env.reset(seed=1)[0].shape == (36, 36, 3)
+    env.close()
 
 
 def test_no_process_is_left_behind() -> None:

@@ -1,11 +1,11 @@
-"""The states every question is asked about: collected once, stored, reused.
+"""The states that every question is asked about: collected once, stored, reused.
 
-Ten episodes of a trained agent, as in the paper: for each decision the image, the action, the
-reward it brought and the simulator's own state. Frames are stored once; stacks are put together a
-batch at a time. Encoders that see other sizes (crops of 100 pixels) need frames drawn at that size,
-so a set may hold several sizes of the same states.
+Ten episodes of a trained agent, as in the paper: for each decision the image, the action, its
+reward and the simulator's own state. Frames are stored once; stacks are assembled a batch at a
+time. Encoders that see other sizes (crops of 100 pixels) need frames rendered at that size, so a
+set may hold several sizes of the same states.
 
-A set is a folder: `states.safetensors`, and `set.json` with where it came from.
+A set is a folder: `states.safetensors`, and `set.json` with its provenance.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from kstep.values import encode
 
 FORMAT = 1
 BATCH = 64
-"""States encoded at a time: few enough for activations to stay in the cache."""
+"""States encoded at a time: few enough that activations stay in the cache."""
 
 EncodeImages = Callable[[Array], Array]
 """Any encoder: stacks (B, S, H, W, C) uint8, oldest frame first, to latents (B, D)."""
@@ -42,12 +42,12 @@ EncodeImages = Callable[[Array], Array]
 
 @dataclass(frozen=True)
 class EvaluationSet:
-    """N states in order of time, with what they led to."""
+    """N states in order of time, with the action chosen in each and its reward."""
 
     frames: dict[int, Array]
     """By pixels per side: (N, H, W, C) uint8, the newest frame of each state."""
     action: Array
-    """(N, A) chosen in that state"""
+    """(N, A) chosen in each state"""
     reward: Array
     """(N,) received for it, summed over action repeats"""
     state: Array
@@ -64,7 +64,7 @@ class EvaluationSet:
 
     @property
     def size(self) -> int:
-        """The size of frames that its own agent saw."""
+        """The size of the frames that its own agent saw."""
         return next(iter(self.frames))
 
     def stacks(self, states: Array, size: int | None = None, stack: int | None = None) -> Array:
@@ -80,13 +80,13 @@ class EvaluationSet:
     def batches(
         self, size: int | None = None, stack: int | None = None, states: Array | None = None
     ) -> Iterator[Array]:
-        """Yield the chosen states, or all in order, as stacks of a few at a time."""
+        """Yield the chosen states, or all in order, as batches of stacks."""
         states = np.arange(len(self)) if states is None else states
         for begin in range(0, len(states), BATCH):
             yield self.stacks(states[begin : begin + BATCH], size, stack)
 
     def spaced(self, count: int) -> Array:
-        """Return the indices of so many states, evenly spaced over the set; all if it has fewer."""
+        """Return the indices of `count` states, evenly spaced over the set; all if it has fewer."""
         return np.linspace(0, len(self) - 1, min(count, len(self))).round().astype(int)
 
     def latents(
@@ -97,9 +97,9 @@ class EvaluationSet:
 
     def first(self, episodes: int) -> EvaluationSet:
         """Return the set of its first few episodes."""
-        return self._chosen(np.arange(np.searchsorted(self.episode, episodes)))
+        return self._subset(np.arange(np.searchsorted(self.episode, episodes)))
 
-    def _chosen(self, states: Array) -> EvaluationSet:
+    def _subset(self, states: Array) -> EvaluationSet:
         return replace(
             self,
             frames={size: frames[states] for size, frames in self.frames.items()},
@@ -171,7 +171,7 @@ class EvaluationSet:
 
 
 def checked(latents: Array, states: int) -> Array:
-    """Return latents as an array (B, D) of finite numbers, or say what is wrong with an encoder."""
+    """Return latents as an array (B, D); raise if they are not finite numbers of that shape."""
     try:
         latents = np.asarray(latents)
     except (RuntimeError, TypeError, ValueError) as error:  # such as a tensor that needs gradients
@@ -181,14 +181,14 @@ def checked(latents: Array, states: int) -> Array:
             f"an encoder must return one vector per state, ({states}, D), not {latents.shape}"
         )
     if not np.isfinite(latents).all():
-        raise KstepError("the encoder returned numbers that are not finite")
+        raise KstepError("the encoder returned non-finite numbers")
     return latents
 
 
 def collect(
     agent: Agent, env: ControlEnv, seeds: Sequence[int], sizes: Sequence[int] = ()
 ) -> EvaluationSet:
-    """Run one greedy episode per seed and keep every state; `sizes` are further ones to draw."""
+    """Run one greedy episode per seed and keep every state, rendered at further `sizes` as well."""
     if agent.spec.observation != "pixels":
         raise KstepError(
             f"'{agent.method.name}' sees the state; collect with an agent that sees images"
@@ -203,8 +203,8 @@ def collect(
         done = False
         while not done:
             for size, kept in frames.items():
-                seen = size == own
-                kept.append(episode.observation[-1] if seen else env.film_frame(size, size))
+                own_frame = episode.observation[-1]
+                kept.append(own_frame if size == own else env.film_frame(size, size))
             states.append(env.quantities())
             action = agent.act(episode.observation[None], explore=False)[0]
             step = episode.step(action)
@@ -245,3 +245,18 @@ def collect_from(
         "collected": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     return replace(states, provenance=provenance)
+
+
+def make(
+    run: Path, output: Path, *, episodes: int = 10, seed: int = 0, sizes: Sequence[int] = ()
+) -> str:
+    """Collect a set with a run's newest checkpoint into a new folder; return a summary of it."""
+    if output.exists():
+        raise KstepError(f"{output} exists already; choose another --output")
+    states = collect_from(run, episodes=episodes, seed=seed, sizes=sizes)
+    states.save(output)
+    returns = states.provenance["returns"]
+    return (
+        f"{output}: {len(states):,} states of {episodes} episodes, returns {min(returns):.1f} to "
+        f"{max(returns):.1f}"
+    )

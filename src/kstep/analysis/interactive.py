@@ -1,4 +1,4 @@
-"""Three principal components to turn with the mouse: one HTML file that needs nothing else."""
+"""Three principal components to rotate with the mouse: one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PAGE = """<!doctype html>
 </style>
 <h3>%(title)s</h3>
 <label>encoder <select id="which"></select></label>
-<span>colour is the reward, from %(low)s (dark) to %(high)s (bright); drag to turn</span><br>
+<span>colour is the reward, from %(low)s (dark) to %(high)s (bright); drag to rotate</span><br>
 <canvas id="view" width="720" height="560"></canvas>
 <script>
 const clouds = %(clouds)s;
@@ -60,7 +60,7 @@ draw();
 
 
 def page(points: Sequence[Row], title: str = "reward-pca") -> str:
-    """Return the page for the points of `reward-pca`: `pc1` to `pc3`, `reward`, whose they are."""
+    """Return the page for the rows of the table `reward-pca-points`."""
     rewards = np.array([float(point["reward"]) for point in points])
     low, high = float(rewards.min()), float(rewards.max())
     by_encoder: dict[str, list[Row]] = {}
@@ -71,7 +71,7 @@ def page(points: Sequence[Row], title: str = "reward-pca") -> str:
     for name, own in by_encoder.items():
         level = (np.array([float(p["reward"]) for p in own]) - low) / ((high - low) or 1.0)
         clouds.append({"name": name, "points": _scaled(own, level).round(3).tolist()})
-    # "</" would end the script, wherever it stands.
+    # "</" anywhere would end the script.
     data = json.dumps(clouds, separators=(",", ":")).replace("</", "<\\/")
     return PAGE % {
         "title": html.escape(title),
@@ -82,7 +82,7 @@ def page(points: Sequence[Row], title: str = "reward-pca") -> str:
 
 
 def _scaled(points: Sequence[Row], level: Array) -> Array:
-    """Return (N, 4): components that fit into the unit ball, and how bright."""
-    places = np.array([[float(p["pc1"]), float(p["pc2"]), float(p["pc3"])] for p in points])
-    farthest = np.linalg.norm(places, axis=1).max() or 1.0
-    return np.column_stack((places / farthest, level))
+    """Return (N, 4): components scaled to the unit ball, and the brightness."""
+    positions = np.array([[float(p["pc1"]), float(p["pc2"]), float(p["pc3"])] for p in points])
+    farthest = np.linalg.norm(positions, axis=1).max() or 1.0
+    return np.column_stack((positions / farthest, level))

@@ -1,8 +1,8 @@
-"""Which quantities of the simulator can be read from the latent?
+"""Which of the simulator's quantities can be read from the latent?
 
-Beyond the paper, which supposes that good latents hold what moves smoothly, such as joint angles.
-For each quantity: R^2 of a linear fit on episodes it did not see; 1 is perfect, 0 no better than
-the mean, below 0 worse than that.
+Beyond the paper, which supposes that good latents encode what moves smoothly, such as joint angles.
+For each quantity: R^2 of a linear fit on held-out episodes; 1 is perfect, 0 no better than the
+mean, below 0 worse.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ def state_probe(latents: Array, state: Array, episode: Array) -> Array:
 
 
 def figure(rows: Sequence[Row]) -> Figure:
-    """Draw a bar per quantity and method (and task), for the newest encoder of each, mean over
-    seeds."""
+    """Draw a bar per quantity and method (and task): its newest encoder, mean over seeds."""
     newest: dict[tuple[str, str], int] = {}
     for row in rows:
         whose, at = (str(row["label"]), str(row["task"])), int(row["env_steps"])
@@ -51,8 +50,8 @@ def figure(rows: Sequence[Row]) -> Figure:
             for quantity in quantities
         ]
         name = f"{label}, {task}" if len(tasks) > 1 else label
-        places = np.arange(len(quantities)) + index * height
-        axes.barh(places, np.maximum(means, -1.0), height, label=f"{name} at {at:,}")
+        positions = np.arange(len(quantities)) + index * height
+        axes.barh(positions, np.maximum(means, -1.0), height, label=f"{name} at {at:,}")
     axes.set_yticks(np.arange(len(quantities)) + 0.4 - height / 2, quantities)
     axes.set(xlabel="R², held-out episodes (cut off at -1)", xlim=(-1.05, 1.05))
     axes.invert_yaxis()

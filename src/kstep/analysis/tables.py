@@ -1,4 +1,4 @@
-"""Tables: rows of numbers, as CSV to compute with and as Markdown to read."""
+"""Tables: rows of numbers, as CSV for programs and as Markdown for people."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 Value: TypeAlias = str | int | float
 Row: TypeAlias = Mapping[str, Value]
-"""One line of a table: `label`, `task`, `seed` and `env_steps` say of which encoder."""
+"""One line of a table; `label`, `task`, `seed` and `env_steps` identify the encoder."""
 
 
 def write_table(path: Path, rows: Sequence[Row]) -> Path:
@@ -36,7 +36,7 @@ def _shown(value: Value) -> str:
 
 
 def deviation(values: Sequence[float]) -> float:
-    """Return the standard deviation over runs, with n - 1; nan of a single one."""
+    """Return the standard deviation over runs, with n - 1; nan for a single one."""
     return float(np.std(values, ddof=1)) if len(values) > 1 else float("nan")
 
 

@@ -69,6 +69,11 @@ class AuxiliaryConfig(Family):
         """Consecutive decisions that one sample spans; 0: the critic's transition."""
         return 0
 
+    @property
+    def own_sequences(self) -> OwnSequences | None:
+        """How to draw the task's own sequences; None: it learns from the critic's transitions."""
+        return None
+
     @abc.abstractmethod
     def build(self, shapes: Shapes) -> AuxiliaryTask:
         """Return the task, its weights initialized from torch's current generator."""
@@ -103,6 +108,10 @@ class OwnSequences(AuxiliaryConfig):
     """Of the observations in a sequence, each by itself (D13)."""
     sampling: Literal["any", "released"] = "any"
     """Which sequences may be drawn: any, or those that the released code can reach (D15)."""
+
+    @property
+    def own_sequences(self) -> OwnSequences:
+        return self
 
     def check(self, method: Method) -> None:
         super().check(method)

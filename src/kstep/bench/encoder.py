@@ -1,4 +1,4 @@
-"""The encoder alone, by PyTorch and by our kernels; the matrix product both are held against."""
+"""The encoder alone, by PyTorch and by our kernels; a matrix product as the reference for both."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ def product_name(threads: int) -> str:
 
 
 def product(size: Size, threads: int) -> Candidate:
-    """A large product of float32 matrices: what the processor reaches where nothing is in the way.
+    """A large product of float32 matrices: what the processor can reach.
 
-    Some runs of it, so that a quick processor does not outrun the clock.
+    Several in a row, so that the clock resolves them on a fast processor.
     """
     n, count = size.matrix, 4
     draw = torch.Generator().manual_seed(0)

@@ -16,9 +16,9 @@ PART_COLOURS = ("#7f8c8d", "#bdc3c7", "#2c6fbb", "#e67e22", "#8e44ad", "#27ae60"
 
 
 def draw(document: dict[str, Any], path: Path) -> bool:
-    """Write what was measured of: methods, the split, rates of convolution, growth.
+    """Write panels for methods, the split, rates of convolution and growth, if measured.
 
-    Returns whether there was any of it.
+    Returns whether there was any of them.
     """
     panels = [
         (section, panel)

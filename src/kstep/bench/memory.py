@@ -1,8 +1,8 @@
-"""How much memory a full replay and a whole training process really take.
+"""How much memory a full replay and a complete training process take.
 
-Run as `python -m kstep.bench.memory`, in a process of its own: what a process has resident depends
-on all it ever did. It fills a replay to the last decision, makes an environment to train in and one
-to evaluate in, takes a few learning steps and prints what the system says as JSON.
+Run as `python -m kstep.bench.memory`, in a process of its own: resident memory depends on
+everything a process did before. It fills a replay completely, makes one environment for training
+and one for evaluation, takes a few learning steps and prints the system's figures as JSON.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ STEPS = 4
 
 
 def measure(size: Size, backend: Backend, threads: int) -> dict[str, Any]:
-    """Let a process of its own find out."""
-    command = [sys.executable, "-m", "kstep.bench.memory"]
+    """Measure in a separate process."""
+    command = [sys.executable, "-P", "-m", "kstep.bench.memory"]
     command += ["--size", size.name, "--backend", backend, "--threads", str(threads)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        said = done.stderr.strip().splitlines() or ["it said nothing"]
-        raise KstepError(f"the process that measures memory failed: {said[-1]}")
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise KstepError(f"the process that measures memory failed: {lines[-1]}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
@@ -40,9 +40,9 @@ def resident() -> int:
 
 
 def peak() -> int:
-    """The most that was ever resident.
+    """Return the largest resident size so far.
 
-    Not from getrusage, which counts what the parent had before this program began.
+    Not from getrusage, which includes that of the parent before this program began.
     """
     try:
         for line in Path("/proc/self/status").read_text().splitlines():
@@ -99,9 +99,9 @@ def main() -> None:
     parser.add_argument("--size", choices=[PAPER.name, QUICK.name], required=True)
     parser.add_argument("--backend", choices=["torch", "native"], required=True)
     parser.add_argument("--threads", type=int, required=True)
-    asked = parser.parse_args()
-    size = PAPER if asked.size == PAPER.name else QUICK
-    print(json.dumps(here(size, asked.backend, asked.threads)))
+    options = parser.parse_args()
+    size = PAPER if options.size == PAPER.name else QUICK
+    print(json.dumps(here(size, options.backend, options.threads)))
 
 
 if __name__ == "__main__":

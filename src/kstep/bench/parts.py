@@ -1,12 +1,12 @@
 """What a learning step spends its time on, and how much it convolves.
 
-The step itself knows nothing of being watched: while `measured` is open, the few functions that
-every step goes through are wrapped. Time belongs to the innermost part that is open; what no part
-claims is the heads' (everything behind the convolutions, forward and backward, and the losses).
+The step itself is not changed: inside `measured`, the few functions that every step calls are
+wrapped. Time is attributed to the innermost open part; what no part claims belongs to the heads
+(everything behind the convolutions, forward and backward, and the losses).
 
-Backward, the gradient's arrival tells the parts apart: it reaches the features when the heads are
-done, and what follows until `torch.autograd` returns is the encoder's. It reaches a convolution's
-output when that begins and its input when it is done.
+In the backward pass the arrival of gradients separates the parts: the gradient reaches the features
+when the heads are done, and what follows until `torch.autograd` returns is the encoder's. It
+reaches a convolution's output when that begins and its input when it is done.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ FORWARD, BACKWARD = "forward images", "backward images"
 
 
 class Meter:
-    """A clock that always runs for exactly one part."""
+    """A clock that runs for exactly one part at any time."""
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
         self.images = {FORWARD: 0, BACKWARD: 0}
-        """Stacks that went through the convolutions, and whose gradient came back."""
+        """Stacks that went through the convolutions, and those with a gradient."""
         self._now = now
         self._open = ["heads"]
         self._since = now()
@@ -61,12 +61,12 @@ class Meter:
         self._open.pop()
 
     def leave_to(self, depth: int) -> None:
-        """Close whatever was opened since."""
+        """Close whatever was opened beyond this depth."""
         self._turn()
         del self._open[depth:]
 
-    def found(self) -> dict[str, float]:
-        """Milliseconds by part, the convolutions among them by direction, and images."""
+    def results(self) -> dict[str, float]:
+        """Return milliseconds by part, of the convolutions by direction, and images."""
         self._turn()
         ms = {part: 1000 * seconds for part, seconds in self.seconds.items()}
         ways = ("forward", "backward")
@@ -74,7 +74,7 @@ class Meter:
         around = {f"encode {way}": ms.pop(f"encode {way}", 0.0) for way in ways}
         whole = {f"encode {w}": around[f"encode {w}"] + convolving[f"convolve {w}"] for w in ways}
         if not any(convolving.values()):
-            # Our kernels do it all at once: conversion, convolution and ReLU cannot be told apart.
+            # Our kernels are one call: conversion, convolution and ReLU cannot be timed separately.
             convolving = {f"convolve {way}": whole[f"encode {way}"] for way in ways}
         parts = {part: ms.get(part, 0.0) for part in PARTS} | {"encode": sum(whole.values())}
         return {**parts, **whole, **convolving, **self.images}
@@ -87,10 +87,9 @@ class Meter:
 
 @contextmanager
 def measured() -> Iterator[Meter]:
-    """Measure every learning step that is taken inside."""
+    """Measure every learning step inside the block."""
     meter = Meter()
     wraps = [
-        (Replay, "transitions", _timed(meter, "sample")),
         (Replay, "sequences", _timed(meter, "sample")),
         (Ema, "step", _timed(meter, "slow copies")),
         (PixelEncoder, "features", _encoding(meter)),
@@ -98,10 +97,9 @@ def measured() -> Iterator[Meter]:
         (torch.autograd, "grad", _returning(meter)),
         (torch.autograd, "backward", _returning(meter)),
         *(
-            (kind, name, _timed(meter, "shift"))
+            (kind, "train_view", _timed(meter, "shift"))
             for kind in (Augment, *Augment.__subclasses__())
-            for name in ("train_view", "train_pair")
-            if name in vars(kind)
+            if "train_view" in vars(kind)
         ),
     ]
     with ExitStack() as stack:
@@ -168,7 +166,7 @@ def _convolving(meter: Meter) -> Callable[[Function], Function]:
         timed = _timed(meter, "convolve forward")(original)
 
         def call(self: nn.Conv2d, x: Tensor) -> Tensor:
-            if meter.part != "encode forward":  # some head's convolution
+            if meter.part != "encode forward":  # a head's convolution
                 return original(self, x)  # type: ignore[no-any-return]
             y: Tensor = timed(self, x)
             if y.requires_grad:
@@ -199,12 +197,12 @@ def _returning(meter: Meter) -> Callable[[Function], Function]:
 def convolution_flops(
     inputs: int, maps: Sequence[tuple[int, ...]], kernel: int = 3
 ) -> tuple[int, int]:
-    """Arithmetic of one image, forward and backward, convolved directly.
+    """Arithmetic of one image, forward and backward, of direct convolutions.
 
     `inputs` channels lead to `maps`, (H, W, C) after each layer. A multiplication and an addition
-    count as two. Backward every layer has a weight gradient, and all but the first, whose input is
-    the image, an input gradient; each costs what the layer costs forward. However it is computed:
-    by this count an algorithm with fewer multiplications is simply faster.
+    count as two. Backward, every layer has a weight gradient and all but the first, whose input is
+    the image, an input gradient; each costs what the layer costs forward. The count does not depend
+    on the algorithm: one with fewer multiplications is simply faster.
     """
     layers = []
     for height, width, channels in maps:

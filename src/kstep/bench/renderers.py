@@ -1,4 +1,4 @@
-"""Stepping and drawing the task, with every renderer there is."""
+"""Stepping and rendering the task, with every renderer."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from kstep.envs import ControlEnv, EnvConfig
 from kstep.types import KstepError
 
 ONLY = "exact"
-"""What the one way to draw is called where there is nothing to choose."""
+"""The name of the renderer where there is only one."""
 
 
 def names() -> tuple[str, ...]:
-    """What `EnvConfig.renderer` may be, if it is there."""
+    """Return the values of `EnvConfig.renderer`."""
     annotation = typing.get_type_hints(EnvConfig).get("renderer")
     return typing.get_args(annotation) or (ONLY,)
 
 
 def usual() -> str:
-    """What a run uses unless told otherwise."""
+    """Return what a run uses by default."""
     return str(getattr(EnvConfig(TASK), "renderer", ONLY))
 
 
@@ -41,7 +41,7 @@ def configured(size: Size, name: str) -> EnvConfig:
 def candidates(
     size: Size, threads: int, notice: Callable[[str], None], only: str | None = None
 ) -> list[Candidate]:
-    """Frames drawn, and whole decisions: simulate, then draw. What cannot draw here is noted."""
+    """Frames, and complete decisions: simulate, then render. Renderers that fail are reported."""
     found = []
     for name in names() if only is None else (only,):
         try:

@@ -10,19 +10,20 @@ from rich.console import Console
 from rich.table import Table
 
 from kstep.bench.parts import PARTS
+from kstep.run.progress import say
 
 
 def show(document: dict[str, Any], console: Console) -> None:
     """Print every section that was measured, promises last."""
     machine = document["system"]
     threads = ", ".join(map(str, document["threads"]))
-    console.print(
+    say(
+        console,
         f"{machine['processor']}; torch {machine['versions']['torch']}; threads {threads}; "
         f"medians of {document['rounds']} rounds in turns",
-        highlight=False,
     )
     if document["size"] != "paper":
-        console.print("debug size: whether it works, not how fast it is", highlight=False)
+        say(console, "debug size: whether it works, not how fast it is")
     for section, table in (
         ("methods", _methods),
         ("split", _split),
@@ -81,7 +82,7 @@ def _split(split: dict[str, Any]) -> Table:
         ]
         table.add_row(part, *cells)
     if "environment" in split:
-        # Of the step: the environment moves beside it or after it, so it is no part of it.
+        # Relative to the step: the environment runs beside it or after it, so it is no part of it.
         spent = split["environment"]["ms"]
         cells = [
             text
@@ -89,7 +90,7 @@ def _split(split: dict[str, Any]) -> Table:
             for text in (f"{spent:.1f}", f"{100 * spent / split[b]['total']:.1f} %")
         ]
         table.add_section()
-        table.add_row("environment: step and draw", *cells)
+        table.add_row("environment: step and render", *cells)
     return table
 
 
@@ -177,7 +178,7 @@ def _memory(found: dict[str, Any]) -> Table:
 
 
 def _renderers(rows: list[dict[str, Any]]) -> Table:
-    table = _table("drawing", "renderer", "frames/s", "ms per decision")
+    table = _table("rendering", "renderer", "frames/s", "ms per decision")
     return _rows(
         table,
         ((r["renderer"], f"{r['frames_per_second']:.0f}", f"{r['decision_ms']:.1f}") for r in rows),

@@ -1,4 +1,4 @@
-"""Medians to results, results to promises. Pure: everything here can be computed by hand."""
+"""Medians to results, results to promises: pure functions of what was measured."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import Any
 
 from kstep.bench import encoder, renderers, steps
 from kstep.bench.parts import BACKWARD, FORWARD, PARTS, convolution_flops
-from kstep.bench.steps import KSL, RELEASED, SAC_PIXEL, Reading, step_name
+from kstep.bench.steps import KSL, RELEASED, SAC_PIXEL, Workload, step_name
 from kstep.bench.timing import Times
 from kstep.native import Backend
 
 LINEAR = 1.1
-"""How far above a straight line the largest case may lie and still count as one: noise."""
+"""How far above a straight line the largest case may lie and still count as linear: noise."""
 
 
 @dataclass(frozen=True)
 class Promise:
-    """Something the project says of itself, and what was measured."""
+    """A documented claim about speed or memory, and what was measured."""
 
     text: str
     measured: float
     bound: float
     at_least: bool
-    """Whether the bound is the least that was promised, or the most."""
+    """Whether the bound is a minimum; otherwise a maximum."""
     unit: str = ""
 
     @property
@@ -36,32 +36,32 @@ class Promise:
 
 
 @dataclass(frozen=True)
-class Measured:
-    """All that was measured, and under which circumstances."""
+class Measurements:
+    """Everything that was measured, and under which conditions."""
 
     times: Times
     threads: tuple[int, ...]
     backends: tuple[Backend, ...]
-    readings: Sequence[Reading]
-    ks: dict[int, Reading]
-    batches: dict[int, Reading]
+    workloads: Sequence[Workload]
+    ks: dict[int, Workload]
+    batches: dict[int, Workload]
     memory: dict[str, Any] | None
     product_flops: int
     convolution_inputs: int
-    """Channels that the encoder of `ksl` sees, and its maps (H, W, C)."""
+    """Input channels of the encoder of `ksl`; below, its maps (H, W, C)."""
     convolution_maps: tuple[tuple[int, ...], ...]
 
     @property
     def most(self) -> int:
-        """Threads of everything that is not measured with several numbers of them."""
+        """Threads of everything that is measured with one number of them only."""
         return max(self.threads)
 
-    def step(self, reading: Reading, backend: Backend) -> str:
-        return step_name(reading, backend, self.most)
+    def step(self, workload: Workload, backend: Backend) -> str:
+        return step_name(workload, backend, self.most)
 
 
-def results(found: Measured) -> dict[str, Any]:
-    """Everything there is to report, by section; what was not measured is left out."""
+def results(found: Measurements) -> dict[str, Any]:
+    """Return the results by section; sections that were not measured are left out."""
     everything = {
         "methods": _methods(found),
         "split": _split(found),
@@ -76,28 +76,28 @@ def results(found: Measured) -> dict[str, Any]:
     return {**made, "promises": [promise.state() for promise in promises(made)]}
 
 
-def _methods(found: Measured) -> list[dict[str, Any]]:
+def _methods(found: Measurements) -> list[dict[str, Any]]:
     """Per method and backend: ms per learning step, and over SAC from pixels beside the paper's."""
     times, paper, rows = found.times, steps.paper_table(), []
-    for reading in found.readings:
+    for workload in found.workloads:
         for backend in found.backends:
-            name, base = found.step(reading, backend), found.step(SAC_PIXEL, backend)
+            name, base = found.step(workload, backend), found.step(SAC_PIXEL, backend)
             if name not in times or base not in times:
                 continue
             rows.append(
                 {
-                    "method": reading.name,
+                    "method": workload.name,
                     "backend": backend,
                     "ms": times.ms(name),
                     "normalized": times.ratio(name, base)["ratio"],
-                    "paper": paper[reading.paper] if reading.paper else None,
+                    "paper": paper[workload.paper] if workload.paper else None,
                 }
             )
     return rows
 
 
-def _split(found: Measured) -> dict[str, Any]:
-    """What a step of `ksl` spends its time on, by backend."""
+def _split(found: Measurements) -> dict[str, Any]:
+    """Return what a step of `ksl` spends its time on, by backend."""
     split: dict[str, Any] = {}
     times = found.times
     for backend in found.backends:
@@ -115,11 +115,11 @@ def _split(found: Measured) -> dict[str, Any]:
     if split and decision in times:
         split["environment"] = {"ms": times.ms(decision)}
     if split and steps.SEQUENCES in times:
-        drawn = times.ms(steps.SEQUENCES)
+        spent = times.ms(steps.SEQUENCES)
         split["sequences"] = {
-            "ms": drawn,
+            "ms": spent,
             "share": {
-                backend: drawn / times.ms(found.step(KSL, backend))
+                backend: spent / times.ms(found.step(KSL, backend))
                 for backend in found.backends
                 if found.step(KSL, backend) in times
             },
@@ -127,7 +127,7 @@ def _split(found: Measured) -> dict[str, Any]:
     return split
 
 
-def _convolutions(found: Measured) -> dict[str, Any]:
+def _convolutions(found: Measurements) -> dict[str, Any]:
     """GFLOP/s of all convolutions in a step of `ksl`, over those of a matrix product."""
     times, rows = found.times, {}
     product = encoder.product_name(found.most)
@@ -145,7 +145,7 @@ def _convolutions(found: Measured) -> dict[str, Any]:
             "images": {"forward": inside[FORWARD], "backward": inside[BACKWARD]},
             "gflop": sum(work.values()) / 1e9,
         }
-        # Alone, and with what surrounds them: bytes made floats, ReLU.
+        # Alone, and with the conversion of bytes to floats and ReLU.
         for what, key in (("gflops", "convolve"), ("gflops_with_conversion_and_relu", "encode")):
             ms = {way: inside[f"{key} {way}"] for way in work}
             row[what] = {way: work[way] / ms[way] / 1e6 for way in work}
@@ -155,7 +155,7 @@ def _convolutions(found: Measured) -> dict[str, Any]:
     return {"product_gflops": peak, "backends": rows} if rows else {}
 
 
-def _encoder(found: Measured) -> list[dict[str, Any]]:
+def _encoder(found: Measurements) -> list[dict[str, Any]]:
     """PyTorch over our kernels, per number of threads."""
     rows = []
     for threads in found.threads:
@@ -166,10 +166,10 @@ def _encoder(found: Measured) -> list[dict[str, Any]]:
         ]
         pairs += [
             (
-                f"a learning step of {reading.name}",
-                *(step_name(reading, b, threads) for b in found.backends),
+                f"a learning step of {workload.name}",
+                *(step_name(workload, b, threads) for b in found.backends),
             )
-            for reading in (KSL, steps.COMPACT)
+            for workload in (KSL, steps.COMPACT)
         ]
         for what, *names in pairs:
             if not all(name in found.times for name in names):
@@ -179,21 +179,21 @@ def _encoder(found: Measured) -> list[dict[str, Any]]:
             if len(names) == 2:
                 row |= found.times.ratio(*names)
             rows.append(row)
-    # Rows about whole steps alone would only repeat the table of methods.
+    # Rows about learning steps alone would only repeat the table of methods.
     return rows if any("encoder" in row["what"] for row in rows) else []
 
 
-def _plain(found: Measured) -> list[dict[str, Any]]:
+def _plain(found: Measurements) -> list[dict[str, Any]]:
     """The plain reference over ours."""
     rows = []
-    for reading in (KSL, RELEASED):
-        plain = steps.plain_name(reading)
+    for workload in (KSL, RELEASED):
+        plain = steps.plain_name(workload)
         for backend in found.backends:
-            ours = found.step(reading, backend)
+            ours = found.step(workload, backend)
             if plain in found.times and ours in found.times:
                 rows.append(
                     {
-                        "method": reading.name,
+                        "method": workload.name,
                         "backend": backend,
                         "plain": found.times.ms(plain),
                         "ours": found.times.ms(ours),
@@ -203,7 +203,7 @@ def _plain(found: Measured) -> list[dict[str, Any]]:
     return rows
 
 
-def _renderers(found: Measured) -> list[dict[str, Any]]:
+def _renderers(found: Measurements) -> list[dict[str, Any]]:
     return [
         {
             "renderer": name,
@@ -215,11 +215,11 @@ def _renderers(found: Measured) -> list[dict[str, Any]]:
     ]
 
 
-def _cost(found: Measured) -> dict[str, Any]:
-    """How a step grows, for the backend a run would use."""
+def _cost(found: Measurements) -> dict[str, Any]:
+    """Return how the time of a step grows, for the backend that a run would use."""
     backend, costs = found.backends[-1], {}
     for what, cases in (("k", found.ks), ("batch", found.batches)):
-        names = {value: found.step(reading, backend) for value, reading in cases.items()}
+        names = {value: found.step(workload, backend) for value, workload in cases.items()}
         if len(names) > 2 and all(name in found.times for name in names.values()):
             ms = {value: found.times.ms(name) for value, name in names.items()}
             costs[what] = {"ms": ms, "over_a_line": over_a_line(ms)}
@@ -227,7 +227,7 @@ def _cost(found: Measured) -> dict[str, Any]:
 
 
 def over_a_line(ms: dict[int, float]) -> float:
-    """The largest case over the straight line (least squares) through all smaller ones."""
+    """Return the largest case over the straight line (least squares) through all smaller ones."""
     *smaller, largest = sorted(ms)
     middle = sum(smaller) / len(smaller)
     level = sum(ms[x] for x in smaller) / len(smaller)
@@ -248,7 +248,7 @@ OVER_TORCH = {
 
 
 def promises(made: dict[str, Any]) -> Iterator[Promise]:
-    """Every promise that these results can be held to."""
+    """Yield every promise that these results bear on."""
     for row in made.get("plain", ()):
         text = f"{row['method']}: times as fast as the plain reference ({row['backend']})"
         yield Promise(text, row["ratio"], OVER_PLAIN[row["method"]], True)

@@ -1,14 +1,10 @@
-"""How large and how often; which sections there are."""
+"""How large the measured work is."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
 
 from kstep.config import Experiment, resolve
-
-Section: TypeAlias = Literal["methods", "split", "encoder", "plain", "memory", "renderers", "cost"]
-SECTIONS: tuple[Section, ...] = get_args(Section)
 
 TASK = "cartpole_swingup"
 """The task of the paper's wall-clock table."""
@@ -18,21 +14,21 @@ ACTIONS, REPEAT, EPISODE, STATE = 1, 8, 125, 5
 
 @dataclass(frozen=True)
 class Size:
-    """What decides how long a run takes."""
+    """What decides how long the benchmark takes."""
 
     name: str
     preset: str
     overrides: tuple[str, ...]
     rounds: int
     decisions: int
-    """In the replay that learning steps draw from: more than a processor's caches hold."""
+    """In the replay that learning steps sample from: more than a processor's caches hold."""
     matrix: int
-    """Rows and columns of the matrices whose product is the machine's line to reach."""
+    """Rows and columns of the matrices whose product is the reference for arithmetic speed."""
     ks: tuple[int, ...]
     batches: tuple[int, ...]
     memory_decisions: int
     frames: int
-    """Drawn per round and renderer."""
+    """Rendered per round and renderer."""
 
     def experiment(self, method: str, overrides: tuple[str, ...] = ()) -> Experiment:
         everything = (*self.overrides, *overrides)
@@ -55,7 +51,7 @@ PAPER = Size(
 QUICK = Size(
     name="debug",
     preset="debug",
-    # Our kernels know 32 channels only; the strides are the paper's.
+    # Our kernels support 32 channels only; the strides are the paper's.
     overrides=("method.encoder.channels=32", "method.encoder.strides=[2,1,1,1]"),
     rounds=2,
     decisions=4 * EPISODE,

@@ -1,7 +1,7 @@
-"""Learning steps to be timed: agents of every reading, replays full of random frames.
+"""Learning steps to time: agents of every method, replays filled with random frames.
 
-In: a reading of a method. Out: candidates that call `Agent.update`, nothing else. One agent serves
-every backend and number of threads, since neither changes what it holds.
+In: a workload. Out: candidates that call `Agent.update`, nothing else. One agent serves every
+backend and number of threads, since neither changes its weights' layout.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from kstep.types import EnvSpec
 
 
 @dataclass(frozen=True)
-class Reading:
-    """A method with some values changed, by the name it has in tables."""
+class Workload:
+    """A method, perhaps with changed settings, by its name in tables."""
 
     name: str
     method: str
@@ -46,51 +46,51 @@ class Reading:
     """Its row in the paper's wall-clock table."""
 
 
-KSL = Reading("ksl", "ksl", paper="ksl")
-RELEASED = Reading("ksl-released", "ksl-released", paper="ksl")
-SAC_PIXEL = Reading("sac_pixel", "sac_pixel", paper="sac_pixel")
-COMPACT = Reading("ksl compact", "ksl", ("method.encoder.strides=[2,2,1,1]",))
+KSL = Workload("ksl", "ksl", paper="ksl")
+RELEASED = Workload("ksl-released", "ksl-released", paper="ksl")
+SAC_PIXEL = Workload("sac_pixel", "sac_pixel", paper="sac_pixel")
+COMPACT = Workload("ksl compact", "ksl", ("method.encoder.strides=[2,2,1,1]",))
 
 
-def readings() -> list[Reading]:
-    """What the table of methods has in it."""
+def workloads() -> list[Workload]:
+    """Return the rows of the table of methods."""
     names = ("rad", "drq", "curl", "sac_ae", "pi_sac", "proto_rl")
     paper = paper_table()
     return [
-        Reading("sac_state", "sac_state"),
+        Workload("sac_state", "sac_state"),
         SAC_PIXEL,
-        *(Reading(name, name, paper=name if name in paper else None) for name in names),
+        *(Workload(name, name, paper=name if name in paper else None) for name in names),
         KSL,
-        Reading("ksl-results", "ksl-results", paper="ksl"),
+        Workload("ksl-results", "ksl-results", paper="ksl"),
         RELEASED,
     ]
 
 
-def with_k(k: int) -> Reading:
-    return KSL if k == 3 else Reading(f"ksl k={k}", "ksl", (f"method.auxiliary.k={k}",))
+def with_k(k: int) -> Workload:
+    return KSL if k == 3 else Workload(f"ksl k={k}", "ksl", (f"method.auxiliary.k={k}",))
 
 
-def with_batch(size: int, usual: int) -> Reading:
+def with_batch(size: int, usual: int) -> Workload:
     override = f"method.learning.batch_size={size}"
-    return KSL if size == usual else Reading(f"ksl batch={size}", "ksl", (override,))
+    return KSL if size == usual else Workload(f"ksl batch={size}", "ksl", (override,))
 
 
 def paper_table() -> dict[str, float]:
-    """Training time normalized to SAC from pixels, as the KSL paper gives it (appendix)."""
+    """Return the KSL paper's training times, normalized to SAC from pixels (appendix)."""
     text = files("kstep").joinpath("data/reference_results.json").read_text()
     table: dict[str, float] = json.loads(text)["wall_clock_normalised"]
     return table
 
 
 def spec_of(experiment: Experiment) -> EnvSpec:
-    """What the task shows, without making it."""
+    """Return the task's shapes without making the environment."""
     size, kind = experiment.env.size, experiment.method.observation
     shape = (size, size, 3) if kind == "pixels" else (STATE,)
     return EnvSpec(kind, shape, ACTIONS, REPEAT, EPISODE)
 
 
 def fill(replay: Replay, decisions: int) -> None:
-    """Store whole episodes of random frames."""
+    """Store complete episodes of random frames."""
     rng = np.random.default_rng(0)
     shape, pixels = replay.spec.frame_shape, replay.spec.observation == "pixels"
 
@@ -107,18 +107,18 @@ def fill(replay: Replay, decisions: int) -> None:
 
 
 class Steps:
-    """Agents and replays, made when first asked for and then shared."""
+    """Agents and replays, made when first needed and then shared."""
 
     def __init__(self, size: Size) -> None:
         self.size = size
-        self._agents: dict[Reading, Agent] = {}
+        self._agents: dict[Workload, Agent] = {}
         self._replays: dict[tuple[int, ...], Replay] = {}
 
-    def agent(self, reading: Reading) -> Agent:
-        if reading not in self._agents:
-            experiment = self.size.experiment(reading.method, reading.overrides)
-            self._agents[reading] = Agent(experiment.method, spec_of(experiment), Streams(0))
-        return self._agents[reading]
+    def agent(self, workload: Workload) -> Agent:
+        if workload not in self._agents:
+            experiment = self.size.experiment(workload.method, workload.overrides)
+            self._agents[workload] = Agent(experiment.method, spec_of(experiment), Streams(0))
+        return self._agents[workload]
 
     def replay(self, agent: Agent) -> Replay:
         shape = agent.spec.frame_shape
@@ -128,9 +128,9 @@ class Steps:
             self._replays[shape] = replay
         return self._replays[shape]
 
-    def step(self, reading: Reading, backend: Backend, threads: int) -> Candidate:
-        """Learning steps until every part had its turn; results are per step."""
-        agent = self.agent(reading)
+    def step(self, workload: Workload, backend: Backend, threads: int) -> Candidate:
+        """Learning steps until every part was due; results are per step."""
+        agent = self.agent(workload)
         replay, count = self.replay(agent), period(agent)
 
         def work() -> None:
@@ -138,11 +138,11 @@ class Steps:
             for _ in range(count):
                 agent.update(replay)
 
-        return Candidate(step_name(reading, backend, threads), work, count, threads)
+        return Candidate(step_name(workload, backend, threads), work, count, threads)
 
-    def split(self, reading: Reading, backend: Backend, threads: int) -> Candidate:
-        """The same, measuring inside."""
-        agent = self.agent(reading)
+    def split(self, workload: Workload, backend: Backend, threads: int) -> Candidate:
+        """The same, with the time of each part."""
+        agent = self.agent(workload)
         replay, count = self.replay(agent), period(agent)
 
         def work() -> dict[str, float]:
@@ -150,65 +150,65 @@ class Steps:
             with measured() as meter:
                 for _ in range(count):
                     agent.update(replay)
-            return meter.found()
+            return meter.results()
 
-        return Candidate(f"split {reading.name}/{backend}", work, count, threads)
+        return Candidate(f"split {workload.name}/{backend}", work, count, threads)
 
-    def sequences(self, reading: Reading, threads: int) -> Candidate:
-        """Draw and shift what the auxiliary task learns from."""
-        agent = self.agent(reading)
-        replay, streams, task = self.replay(agent), agent.streams, agent.method.auxiliary
-        assert isinstance(task, OwnSequences)
+    def sequences(self, workload: Workload, threads: int) -> Candidate:
+        """Sample and shift what the auxiliary task learns from."""
+        agent = self.agent(workload)
+        replay, streams, own = self.replay(agent), agent.streams, agent.method.auxiliary
+        assert isinstance(own, OwnSequences)
         size = agent.method.learning.batch_size
 
         def work() -> None:
-            drawn = replay.sequences(size, task.horizon, streams.replay, rule=task.sampling)
-            task.augment.train_view(drawn.observation, streams.augment)
+            sampled = replay.sequences(size, own.horizon, streams.replay, rule=own.sampling)
+            own.augment.train_view(sampled.observation, streams.augment)
 
         return Candidate(SEQUENCES, work, 1, threads)
 
-    def plain(self, reading: Reading, threads: int) -> Candidate | None:
-        """The plain reference of a reading, or None where the sources are not at hand."""
+    def plain(self, workload: Workload, threads: int) -> Candidate | None:
+        """The plain reference of a workload; None without a checkout of the sources."""
         module = plain_module()
         if module is None:
             return None
-        experiment = self.size.experiment(reading.method, reading.overrides)
+        experiment = self.size.experiment(workload.method, workload.overrides)
         learner = module.Learner(experiment.method, spec_of(experiment))
         learner.fill(self.size.decisions)
-        count = period(self.agent(reading))
+        count = period(self.agent(workload))
 
         def work() -> None:
             for _ in range(count):
                 learner.update()
 
-        return Candidate(plain_name(reading), work, count, threads)
+        return Candidate(plain_name(workload), work, count, threads)
 
 
 SEQUENCES = "sequences drawn and shifted"
 
 
-def step_name(reading: Reading, backend: Backend, threads: int) -> str:
-    return f"step {reading.name}/{backend}/{threads}"
+def step_name(workload: Workload, backend: Backend, threads: int) -> str:
+    return f"step {workload.name}/{backend}/{threads}"
 
 
-def plain_name(reading: Reading) -> str:
-    return f"plain {reading.name}"
+def plain_name(workload: Workload) -> str:
+    return f"plain {workload.name}"
 
 
 def period(agent: Agent) -> int:
-    """Updates until every part had its turn: the actor learns in every second one."""
+    """Updates until every part was due: the actor learns in every second one."""
     method = agent.method
     every = [method.core.actor_every, method.learning.ema_every]
     return math.lcm(*every, method.auxiliary.every if method.auxiliary is not None else 1)
 
 
 def use(agent: Agent, backend: Backend) -> None:
-    """Let another backend compute the agent's convolutions, where it has any."""
+    """Let another backend compute the agent's convolutions, if it has any."""
     for module in agent.modules().values():
         for part in module.modules():
             if isinstance(part, PixelEncoder):
                 frames, channels = part.frame_shape, part.stack
-                # The same weights under the same names: only the way of computing differs.
+                # The same weights under the same names: only the computation differs.
                 part.__class__ = encoder_class(part.config, frames, channels, backend)
 
 
@@ -222,6 +222,6 @@ def plain_module() -> ModuleType | None:
     assert found is not None
     assert found.loader is not None
     module = importlib.util.module_from_spec(found)
-    sys.modules[found.name] = module  # where dataclasses look for their names
+    sys.modules[found.name] = module  # where dataclasses look up their names
     found.loader.exec_module(module)
     return module

@@ -8,16 +8,18 @@ whose first transition is the critic's (PI-SAC).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kstep.auxiliary.base import OwnSequences
 from kstep.data.replay import Replay, Sequences, Stacks
-from kstep.methods.base import Method
 from kstep.rng import Streams
 from kstep.types import Array, SequenceBatch, TransitionBatch
+
+if TYPE_CHECKING:
+    from kstep.methods.base import Method
 
 
 @dataclass(frozen=True)
@@ -49,12 +51,11 @@ class Batches:
         transitions = self._transitions(drawn)
         if auxiliary is None or not sequences:
             return Batch(transitions, None)
-        if not isinstance(auxiliary, OwnSequences):
+        own = auxiliary.own_sequences
+        if own is None:
             return Batch(transitions, self._same_views(transitions, drawn.observation.at(0)))
-        drawn = replay.sequences(
-            self.size, auxiliary.horizon, streams.replay, rule=auxiliary.sampling
-        )
-        view = auxiliary.augment.train_view(drawn.observation, streams.augment)
+        drawn = replay.sequences(self.size, own.horizon, streams.replay, rule=own.sampling)
+        view = own.augment.train_view(drawn.observation, streams.augment)
         return Batch(transitions, self._sequences(drawn, view))
 
     def _transitions(self, drawn: Sequences) -> TransitionBatch:

@@ -1,9 +1,9 @@
-"""Any Gymnasium environment with continuous actions and an image, under our contract.
+"""Any Gymnasium environment with continuous actions and an image, behind our contract.
 
 In: the id of a registered environment. Out: a `GymnasiumEnv`. The frame is the observation itself
-where that is an image, (H, W, 3) or (H, W, 1) uint8, and what `render_mode="rgb_array"` shows
-otherwise; either is resized to the size asked for. What does not fit is refused with a sentence
-that says what is needed, at the start or at the step where it shows.
+where that is an image, (H, W, 3) or (H, W, 1) uint8, and the render of `render_mode="rgb_array"`
+otherwise; either is resized to the requested size. An environment that does not fit is refused with
+a sentence about what is needed, at the start or at the step where it shows.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class GymnasiumEnv(ControlEnv):
 
     def _begin(self, seed: int | None) -> None:
         if seed is None:
-            # Gymnasium starts a generator at the first reset; after that it carries on.
+            # Gymnasium seeds its generator at the first reset only.
             seed = self._first_seed
         self._first_seed = None
         with self._blamed("reset"):
@@ -76,7 +76,7 @@ class GymnasiumEnv(ControlEnv):
 
     @contextlib.contextmanager
     def _blamed(self, doing: str) -> Iterator[None]:
-        """Say whose mistake it is that something was raised, and where."""
+        """Turn an exception of the environment's code into an error that names it and the line."""
         try:
             yield
         except (KstepError, MemoryError, OSError, gymnasium.error.DependencyNotInstalled):
@@ -101,7 +101,7 @@ class GymnasiumEnv(ControlEnv):
         return state
 
     def _draw(self, height: int, width: int, camera: int) -> Array:
-        # Filming prefers the render, which is usually larger than what the agent sees.
+        # Films prefer the render, which is usually larger than what the agent sees.
         filming = (height, width) != (self.size, self.size)
         if self._shows_image and not (filming and self._renders):
             image, source = np.asarray(self._last), "an observation"
@@ -122,7 +122,7 @@ class GymnasiumEnv(ControlEnv):
         try:
             with self._blamed("render"):
                 return np.asarray(self._env.render())
-        except gymnasium.error.Error as error:  # Packages it draws with show as missing only here.
+        except gymnasium.error.Error as error:  # packages for rendering may be missing
             raise KstepError(f"{self} cannot be drawn: {error}") from error
 
     def close(self) -> None:
@@ -133,7 +133,7 @@ class GymnasiumEnv(ControlEnv):
 
 
 def _open(gym_id: str, observation: ObservationKind) -> tuple[gymnasium.Env[Any, Any], bool]:
-    """Make the environment, able to render where it knows how; say whether it does."""
+    """Make the environment, with rendering where it supports that; return whether it does."""
     try:
         spec = gymnasium.spec(gym_id)
         if "mujoco" in str(spec.entry_point):

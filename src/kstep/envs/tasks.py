@@ -1,9 +1,9 @@
-"""The benchmark table: which tasks there are, and how often each repeats an action.
+"""Names of tasks, and how often each repeats an action.
 
 A name is `<domain>_<task>` of the DeepMind Control Suite (`cartpole_swingup`), `gym:<id>` for any
 Gymnasium environment, or one of our own small ones (`toy_reach`). In: a name. Out: a `Task`, or an
-error with the nearest right names. The suite's names are written down here so that listing or
-checking them does not import MuJoCo; a test compares them with the installed suite.
+error with the nearest known names. The suite's names are listed here so that listing or checking
+them does not import MuJoCo; a test compares them with the installed suite.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ GYM = "gym:"
 
 @dataclass(frozen=True)
 class Task:
-    """What to make, and how its authors or the benchmark want it run."""
+    """What to make, with the benchmark's action repeat and camera."""
 
     name: str
     kind: Literal["suite", "gym", "toy"]
@@ -107,7 +107,7 @@ def parse(name: str) -> Task:
         name = TOY[0]
     if name in TOY:
         return Task(name, "toy", "", name, action_repeat=1)
-    # Domains and tasks both contain underscores, so every cut is tried.
+    # Domains and tasks both contain underscores, so every domain is tried.
     for domain, tasks in SUITE.items():
         task = name.removeprefix(f"{domain}_")
         if task != name and task in tasks:

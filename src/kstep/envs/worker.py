@@ -1,11 +1,11 @@
-"""An environment in a process of its own, so that stepping and rendering run beside learning.
+"""An environment in a process of its own, so that stepping and rendering overlap with learning.
 
-In the loop of this family the action is chosen before the update and the environment moves after
+In the loop of this family the action is chosen before the update and the environment steps after
 it, so the two may overlap without changing a bit of either. `RemoteEnv` looks like any other
 environment; `begin_step` returns at once and `finish_step` waits.
 
-A worker that dies (a driver crash, a kill) or can no longer draw is replaced: the new one enacts
-the episode again from its seed and actions, which ends in the same state, and the run goes on as if
+A worker that dies (a driver crash, a kill) or can no longer render is replaced: the new one replays
+the episode from its seed and actions, which ends in the same state, and the run continues as if
 nothing had happened.
 """
 
@@ -25,18 +25,18 @@ from kstep.errors import Fault
 from kstep.types import Array, KstepError
 
 RETRIES = 3
-"""Workers in a row that may die over one request before it is no longer an accident."""
+"""Workers in a row that may die during one request before the run is ended."""
 
 
 class WorkerDied(Exception):
-    """The process at the other end is gone, or no longer of use."""
+    """The worker process is gone, or can no longer render."""
 
 
 class RemoteEnv(ControlEnv):
-    """A stand-in for an environment that lives in a worker process."""
+    """A proxy for an environment in a worker process."""
 
     def __init__(self, config: Any, seed: int) -> None:
-        """`config` is an `EnvConfig`; whatever it refuses is refused here as well."""
+        """`config` is an `EnvConfig`; what the environment refuses is raised here as well."""
         self._config, self._seed = config, seed
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Any = None
@@ -67,7 +67,7 @@ class RemoteEnv(ControlEnv):
 
     def begin_step(self, action: Array) -> None:
         self._actions.append(action.copy())
-        # A dead worker is noticed, and replaced, when the answer is asked for.
+        # A dead worker is noticed, and replaced, when the answer is read.
         with contextlib.suppress(WorkerDied):
             self._send("step", action)
 
@@ -97,7 +97,7 @@ class RemoteEnv(ControlEnv):
     def close(self) -> None:
         if self._process is None:
             return
-        self._connection.close()  # the worker leaves when its line is dead
+        self._connection.close()  # upon which the worker exits
         try:
             self._process.wait(timeout=5)
         except subprocess.TimeoutExpired:
@@ -111,7 +111,8 @@ class RemoteEnv(ControlEnv):
             self._process.wait()
             self._connection.close()
         mine, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "kstep.envs.worker", str(theirs.fileno())]
+        # -P: nothing is imported from the current directory.
+        command = [sys.executable, "-P", "-m", "kstep.envs.worker", str(theirs.fileno())]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
         theirs.close()
@@ -126,11 +127,11 @@ class RemoteEnv(ControlEnv):
             return self._ask(*request)
 
     def _revive(self) -> Any:
-        """Replace a dead worker, enact the episode again and return its last answer."""
+        """Replace a dead worker, replay the episode and return its last answer."""
         for _ in range(RETRIES):
             try:
                 self._start()
-                return self._enact()
+                return self._replay()
             except WorkerDied as error:
                 reason = f" ({error})" if str(error) else ""
         raise Fault(
@@ -138,7 +139,7 @@ class RemoteEnv(ControlEnv):
             "`kstep doctor` tests rendering, and --overlap off steps in this process"
         )
 
-    def _enact(self) -> Any:
+    def _replay(self) -> Any:
         if self._episode_seed is None:
             return None
         requests = [("reset", self._episode_seed), *(("step", action) for action in self._actions)]
@@ -169,7 +170,7 @@ class RemoteEnv(ControlEnv):
             raise WorkerDied(answer)
         return answer
 
-    # The worker does these.
+    # Done by the worker.
 
     def _begin(self, seed: int | None) -> None:
         raise NotImplementedError
@@ -197,7 +198,7 @@ DESCRIBED = (
 
 
 def serve(connection: Connection) -> None:
-    """Make an environment and answer requests until the other end hangs up."""
+    """Make an environment and answer requests until the connection is closed."""
     from kstep import envs
 
     env: ControlEnv | None = None
@@ -233,6 +234,6 @@ def serve(connection: Connection) -> None:
 
 
 if __name__ == "__main__":
-    # Ctrl-C reaches every process of a terminal; this one ends with the run, not before it.
+    # Ctrl-C reaches every process of a terminal; this one must not end before the run.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     serve(Connection(int(sys.argv[1])))

@@ -6,6 +6,9 @@ A plain name is the controlled setting: the KSL paper's values wherever the meth
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from kstep import names
 from kstep.methods.ablations import ABLATIONS
 from kstep.methods.base import LearningConfig, Method
 from kstep.methods.curl import CURL, CURL_ORIGINAL
@@ -16,8 +19,6 @@ from kstep.methods.proto_rl import PROTO_RL, PROTO_RL_ORIGINAL
 from kstep.methods.rad import RAD, RAD_ORIGINAL
 from kstep.methods.sac import SAC_PIXEL, SAC_STATE, SAC_STATE_ORIGINAL
 from kstep.methods.sac_ae import SAC_AE, SAC_AE_ORIGINAL, SAC_PIXEL_ORIGINAL
-from kstep.types import KstepError
-from kstep.values import near
 
 __all__ = ["METHODS", "VARIANT_OF", "LearningConfig", "Method", "find"]
 
@@ -35,7 +36,8 @@ ORIGINALS = (
 )
 
 METHODS: dict[str, Method] = {
-    method.name: method for method in (*READINGS, *CONTROLLED, *ORIGINALS, *ABLATIONS)
+    method.name: replace(method, summary=names.METHODS[method.name])
+    for method in (*READINGS, *CONTROLLED, *ORIGINALS, *ABLATIONS)
 }
 
 VARIANT_OF: dict[str, str] = {
@@ -46,7 +48,6 @@ Ablations are none: they are something else on purpose."""
 
 
 def find(name: str) -> Method:
-    """Return the method called `name`, or say which names there are."""
-    if name in METHODS:
-        return METHODS[name]
-    raise KstepError(f"unknown method '{name}'.{near(name, METHODS)} Methods: {', '.join(METHODS)}")
+    """Return the method called `name`, or raise with the names there are."""
+    names.require(name, METHODS, "method")
+    return METHODS[name]

@@ -14,9 +14,9 @@ from kstep.methods.base import Method
 from kstep.methods.ksl import ENCODER, KSL, SAC, TASK
 
 
-def variant(name: str, summary: str, **changes: Any) -> Method:
+def variant(name: str, **changes: Any) -> Method:
     """Return KSL with another name and some changed parts."""
-    return replace(KSL, variant=name, summary=f"KSL, {summary}", **changes)
+    return replace(KSL, variant=name, **changes)
 
 
 def cell(k: int, layers: int) -> KSLConfig:
@@ -26,7 +26,7 @@ def cell(k: int, layers: int) -> KSLConfig:
 
 
 GRID = [
-    variant(f"k{k}-l{l}", f"k = {k}, {l} shared critic layers", auxiliary=cell(k, l))
+    variant(f"k{k}-l{l}", auxiliary=cell(k, l))
     for k in (1, 3, 5)
     for l in (0, 1, 2)  # noqa: E741 - the paper's letter
     if (k, l) != (3, 0)  # that is `ksl` itself
@@ -36,22 +36,16 @@ ABLATIONS = [
     *GRID,
     variant(
         "conv",
-        "a convolutional transition model",
         encoder=replace(ENCODER, head="convolutional"),
         core=replace(SAC, actor_encoder="share_convolutions"),
         auxiliary=replace(TASK, transition=ConvolutionalTransitionConfig()),
     ),
-    variant(
-        "one-optimizer",
-        "one optimizer for both losses",
-        auxiliary=replace(TASK, one_optimizer=True),
-    ),
+    variant("one-optimizer", auxiliary=replace(TASK, one_optimizer=True)),
     variant(
         "no-augmentation",
-        "no augmentation",
         augment=NoAugment(),
         auxiliary=replace(TASK, augment=NoAugment()),
     ),
-    variant("no-projection", "no projection", auxiliary=replace(TASK, projection_hidden=None)),
-    variant("two-views", "two views in the critic's loss", core=replace(SAC, critic_views=2)),
+    variant("no-projection", auxiliary=replace(TASK, projection_hidden=None)),
+    variant("two-views", core=replace(SAC, critic_views=2)),
 ]

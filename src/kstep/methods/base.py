@@ -64,7 +64,8 @@ class Method:
     """The method it belongs to, such as `drq`."""
     variant: str = ""
     """What tells it from its base: `original`, `released`, an ablation. Empty: the base itself."""
-    summary: str = field(default="", metadata=DERIVED)
+    summary: str = field(default="", compare=False, metadata=DERIVED)
+    """One line; that of our own methods is in `names.py`."""
     stack: Positive = 3
     """Consecutive frames in one observation."""
     encoder: EncoderConfig = field(default_factory=PixelEncoderConfig)

@@ -14,14 +14,12 @@ from kstep.methods.rad import RAD, RAD_ORIGINAL
 CURL = replace(
     RAD,
     base="curl",
-    summary="CURL: random crops and a contrastive task",
     auxiliary=CURLConfig(turn="last"),
 )
 
 CURL_ORIGINAL = replace(
     RAD_ORIGINAL,
     base="curl",
-    summary="CURL with its authors' settings",
     augment=Crop(last_offset=False),
     # Two Adams at 1e-3 step the encoder with the same gradient, on every task.
     auxiliary=CURLConfig(turn="last", learning_rate=1e-3, encoder_learning_rate=2e-3),

@@ -15,7 +15,6 @@ from kstep.rl.sac import SACConfig
 DRQ = replace(
     SAC_PIXEL,
     base="drq",
-    summary="DrQ: Soft Actor-Critic, two shifted views in the critic's loss",
     augment=Shift(),
     core=replace(SAC, critic_views=2),
 )
@@ -23,7 +22,6 @@ DRQ = replace(
 DRQ_ORIGINAL = replace(
     DRQ,
     variant="original",
-    summary="DrQ with its authors' settings",
     encoder=PixelEncoderConfig(tanh=True, ema_rate=0.01, init="orthogonal"),
     core=SACConfig(critic_views=2, actor_encoder="share_convolutions", init="orthogonal"),
     learning=LearningConfig(batch_size=512),

@@ -18,7 +18,6 @@ TASK = KSLConfig(k=3, augment=Shift())
 
 KSL = Method(
     base="ksl",
-    summary="k-Step Latent, as the paper's text describes it",
     encoder=ENCODER,
     augment=Shift(),
     core=SAC,
@@ -41,7 +40,6 @@ RESULTS_TASK = KSLConfig(
 KSL_RESULTS = replace(
     KSL,
     variant="results",
-    summary="k-Step Latent, as the authors' code stood when the paper's result figure was drawn",
     encoder=replace(ENCODER, tanh=False),
     core=RESULTS_SAC,
     auxiliary=RESULTS_TASK,
@@ -50,7 +48,6 @@ KSL_RESULTS = replace(
 KSL_RELEASED = replace(
     KSL_RESULTS,
     variant="released",
-    summary="k-Step Latent, as in the code its authors released",
     encoder=replace(ENCODER, tanh=False, init="default"),
     core=replace(RESULTS_SAC, init="default"),
     auxiliary=replace(RESULTS_TASK, init="default", learning_rate=None, turn="first"),

@@ -27,7 +27,6 @@ TASKS = {
 PI_SAC = replace(
     SAC_PIXEL,
     base="pi_sac",
-    summary="PI-SAC: Soft Actor-Critic and compressed predictive information",
     augment=Shift(padding="mirror"),
     core=replace(SAC, actor_latent="reused"),
     # The KSL paper adjusts networks, hyperparameters and environments only: it pretrains (D48).
@@ -44,7 +43,6 @@ PI_SAC = replace(
 PI_SAC_ORIGINAL = replace(
     PI_SAC,
     variant="original",
-    summary="PI-SAC with its authors' networks, pretraining and action repeats",
     encoder=PixelEncoderConfig(tanh=False, activation="frn", ema_rate=0.005, init="glorot"),
     core=SACConfig(
         hidden=256,

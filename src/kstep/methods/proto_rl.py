@@ -18,7 +18,6 @@ from kstep.rl.sac import SACConfig
 PROTO_RL = replace(
     SAC_PIXEL,
     base="proto_rl",
-    summary="Proto-RL: prototypes and exploration first, the task on a kept encoder second",
     augment=Shift(),
     core=replace(SAC, actor_encoder="share_convolutions"),
     auxiliary=ProtoConfig(turn="first", every=2),
@@ -29,7 +28,6 @@ PROTO_RL = replace(
 PROTO_RL_ORIGINAL = replace(
     PROTO_RL,
     variant="original",
-    summary="Proto-RL with its authors' settings",
     encoder=PixelEncoderConfig(tanh=False, init="orthogonal"),
     core=SACConfig(actor_encoder="share_convolutions", init="orthogonal"),
     learning=LearningConfig(critic_trains="head", batch_size=512, learning_rate=1e-4),

@@ -13,14 +13,12 @@ from kstep.rl.sac import SACConfig
 RAD = replace(
     SAC_PIXEL,
     base="rad",
-    summary="RAD: Soft Actor-Critic on random crops",
     augment=Crop(),
 )
 
 RAD_ORIGINAL = replace(
     RAD,
     variant="original",
-    summary="RAD with its authors' settings",
     encoder=PixelEncoderConfig(tanh=False),
     core=SACConfig(
         actor_encoder="share_convolutions",

@@ -16,7 +16,6 @@ from kstep.rl.sac import SACConfig
 SAC_PIXEL = replace(
     KSL,
     base="sac_pixel",
-    summary="Soft Actor-Critic from pixels: no augmentation, no auxiliary task",
     augment=NoAugment(),
     auxiliary=None,
 )
@@ -24,7 +23,6 @@ SAC_PIXEL = replace(
 SAC_STATE = replace(
     SAC_PIXEL,
     base="sac_state",
-    summary="Soft Actor-Critic from the simulator's state vector",
     encoder=StateEncoderConfig(),
     stack=1,
 )
@@ -32,7 +30,6 @@ SAC_STATE = replace(
 SAC_STATE_ORIGINAL = replace(
     SAC_STATE,
     variant="original",
-    summary="Soft Actor-Critic from state with the settings behind the paper's column",
     core=SACConfig(log_std_bounds=(-5.0, 2.0), ema_rate=0.005, actor_every=1, init="orthogonal"),
     learning=LearningConfig(
         batch_size=1024, replay_capacity=1_000_000, learning_rate=1e-4, initial_decisions=5000

@@ -14,14 +14,12 @@ from kstep.rl.sac import SACConfig
 SAC_AE = replace(
     SAC_PIXEL,
     base="sac_ae",
-    summary="SAC-AE: Soft Actor-Critic and a reconstruction task",
     auxiliary=AutoencoderConfig(turn="last"),
 )
 
 SAC_AE_ORIGINAL = replace(
     SAC_AE,
     variant="original",
-    summary="SAC-AE with its authors' settings",
     core=SACConfig(
         actor_encoder="share_convolutions",
         log_prob="epsilon",
@@ -35,6 +33,5 @@ SAC_AE_ORIGINAL = replace(
 SAC_PIXEL_ORIGINAL = replace(
     SAC_AE_ORIGINAL,
     base="sac_pixel",
-    summary="SAC-AE's code without its decoder: Soft Actor-Critic from pixels",
     auxiliary=None,
 )

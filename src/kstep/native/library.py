@@ -1,4 +1,4 @@
-"""Find the library, refuse what it cannot do, and call it with pointers that live long enough."""
+"""The C++ library from Python: find it, check every argument, call it with valid pointers."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from kstep.errors import KstepError
 from kstep.native import sources
 
 INTERFACE = 3
-"""What `kstep_native_interface` must answer: the meaning of every call below."""
+"""What `kstep_native_interface` must return: the version of every call below."""
 CHANNELS = 32
 MOST_INPUTS = 16
 MOST_LAYERS = 8
 MOST_SIDE = 4096
 LIMIT = "KSTEP_NATIVE_INSTRUCTIONS"
-"""Environment variable that names the instruction set to use instead of the best: avx2, avx512."""
+"""Environment variable that selects an instruction set instead of the best one: avx2, avx512."""
 
 
 class Unavailable(KstepError):
-    """The native kernels cannot be used, and why."""
+    """The native kernels cannot be used; the message says why."""
 
 
 class _Encoder(ctypes.Structure):
@@ -54,7 +54,7 @@ class _View(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Shape:
-    """What decides whether and how the kernels apply: stacks of frames and the layers over them."""
+    """Stacks of frames and the layers over them: what decides whether the kernels apply."""
 
     frames: int
     height: int
@@ -98,7 +98,7 @@ class Shape:
     def match(
         self, observation: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]
     ) -> None:
-        """Raise if tensors are not what this shape says: the library would walk beyond them."""
+        """Raise if tensors do not have this shape: the library would read beyond them."""
         frames = (self.frames, self.height, self.width, self.colours)
         _same(tuple(observation.shape[1:]), frames, "frames")
         _same(observation.dtype, torch.uint8, "frames of type")
@@ -118,7 +118,7 @@ class Shape:
 
 
 class Library:
-    """The C interface of encoder.cpp with tensors instead of pointers."""
+    """The C interface of encoder.cpp, with tensors instead of pointers."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -128,14 +128,14 @@ class Library:
             raise Unavailable(f"{path.name} cannot be loaded: {error}") from error
         if interface != INTERFACE:
             raise Unavailable(
-                f"{path.name} is from another version of kstep: install the package again"
+                f"{path.name} is from another version of kstep: reinstall the package"
             )
         self._c.kstep_native_sources.restype = ctypes.c_char_p
         beside = sources.digest(path.parent)
         if beside not in (None, self._c.kstep_native_sources().decode()):
             raise Unavailable(
-                f"{path.name} was built from other sources than those beside it: build it again "
-                "with `make test` or `pip install -e .`"
+                f"{path.name} was built from other sources than those beside it: rebuild it with "
+                "`make test` or `pip install -e .`"
             )
         calls = ("encoder_forward", "encoder_backward", "layer_forward", "layer_backward", "stacks")
         for name in calls:
@@ -144,11 +144,11 @@ class Library:
 
     @property
     def instructions(self) -> str:
-        """The instruction set in use, or nothing if the processor has none it knows."""
+        """The instruction set in use; empty if the processor has none that is supported."""
         return str(self._c.kstep_native_instructions().decode())
 
     def use(self, instructions: str | None) -> bool:
-        """Switch to another instruction set; return whether it is there.
+        """Switch to another instruction set; return whether the processor has it.
 
         None: the best one, or the one that KSTEP_NATIVE_INSTRUCTIONS names.
         """
@@ -164,7 +164,7 @@ class Library:
         *,
         keep: bool,
     ) -> list[Tensor | None]:
-        """Return the maps after each layer, each (B, H, W, 32); all but the last only to `keep`."""
+        """Return the maps (B, H, W, 32) after each layer; all but the last only with `keep`."""
         shape.require()
         shape.match(observation, weights, biases)
         batch, sizes = len(observation), shape.maps()
@@ -218,7 +218,7 @@ class Library:
         self,
         ring: npt.NDArray[np.uint8],
         slots: npt.NDArray[np.int64],
-        places: npt.NDArray[np.int64],
+        offsets: npt.NDArray[np.int64],
         size: tuple[int, int],
         *,
         pad: int,
@@ -227,21 +227,21 @@ class Library:
         """Return views (n, S, *size, C) of the frames (n, S) of a ring, see stacks.cpp."""
         count, frames = slots.shape
         _, height, width, colours = ring.shape
-        _same(places.shape, (count, 2), "places of shape")
-        for array, kind in ((ring, np.uint8), (slots, np.int64), (places, np.int64)):
+        _same(offsets.shape, (count, 2), "offsets of shape")
+        for array, kind in ((ring, np.uint8), (slots, np.int64), (offsets, np.int64)):
             _same((array.dtype, array.flags.c_contiguous), (np.dtype(kind), True), "arrays of type")
         last = (height + 2 * pad - size[0], width + 2 * pad - size[1])
         for array, most in (
             (slots, len(ring) - 1),
-            (places[:, 0], last[0]),
-            (places[:, 1], last[1]),
+            (offsets[:, 0], last[0]),
+            (offsets[:, 1], last[1]),
         ):
             # The library would read beyond the ring.
             if array.size and not 0 <= array.min() <= array.max() <= most:
-                raise KstepError(f"the native stacks need places within 0..{most}")
+                raise KstepError(f"the native stacks need offsets within 0..{most}")
         out = np.empty((count, frames, *size, colours), np.uint8)
         view = _View(count, frames, height, width, colours, *size, pad, black)
-        arrays = (ctypes.c_void_p(array.ctypes.data) for array in (ring, slots, places, out))
+        arrays = (ctypes.c_void_p(array.ctypes.data) for array in (ring, slots, offsets, out))
         self._call("stacks", ctypes.byref(view), *arrays, torch.get_num_threads())
         return out
 
@@ -258,11 +258,11 @@ class Library:
         self, stride: int, gradient: Tensor, y: Tensor | None, x: Tensor, weight: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of x, weight and bias, masked where y is not positive. For tests."""
-        found = torch.empty_like(x), torch.empty_like(weight), _floats(CHANNELS)
-        tensors = (gradient, y, x, weight, *found)
+        gradients = torch.empty_like(x), torch.empty_like(weight), _floats(CHANNELS)
+        tensors = (gradient, y, x, weight, *gradients)
         sizes = (*x.shape[:3], stride)
         self._call("layer_backward", *sizes, *map(_pointer, tensors))
-        return found
+        return gradients
 
     def _call(self, name: str, *arguments: object) -> None:
         needs = getattr(self._c, f"kstep_{name}")(*arguments)
@@ -270,13 +270,13 @@ class Library:
             raise KstepError(f"the native library needs {needs.decode()}")
 
 
-def _same(found: object, expected: object, what: str) -> None:
-    if found != expected:
-        raise KstepError(f"the native encoder expected {what} {expected}, not {found}")
+def _same(actual: object, expected: object, what: str) -> None:
+    if actual != expected:
+        raise KstepError(f"the native encoder expected {what} {expected}, not {actual}")
 
 
 def plain(weight: Tensor) -> Tensor:
-    """Weights as the library reads them: (output, row, column, input), which is channels last."""
+    """Weights in the library's order, channels last: (output, row, column, input)."""
     return weight.detach().contiguous(memory_format=torch.channels_last)
 
 
@@ -295,25 +295,25 @@ def _load(where: Path) -> Library:
 
 
 def _require_right_views(library: Library) -> None:
-    """Compare a few small views with NumPy's. Convolutions have a trial of their own, choice.py."""
+    """Compare a few small views with NumPy's. Convolutions are checked by a trial in choice.py."""
     ring = np.arange(3 * 4 * 5 * 2, dtype=np.uint8).reshape(3, 4, 5, 2)
     slots = np.array([[2, 0], [1, 1], [0, 2]])
-    places = np.array([[0, 0], [1, 3], [2, 1]])
+    offsets = np.array([[0, 0], [1, 3], [2, 1]])
     for black in (False, True):
         margins = ((0, 0), (1, 1), (1, 1), (0, 0))
         padded = np.pad(ring, margins, mode="constant" if black else "edge")
         expected = [
             padded[stack, top : top + 4, left : left + 4]
-            for stack, (top, left) in zip(slots, places, strict=True)
+            for stack, (top, left) in zip(slots, offsets, strict=True)
         ]
         if not np.array_equal(
-            library.stacks(ring, slots, places, (4, 4), pad=1, black=black), expected
+            library.stacks(ring, slots, offsets, (4, 4), pad=1, black=black), expected
         ):
             raise Unavailable("the native library's views are wrong on this machine")
 
 
 def library_is_there() -> bool:
-    """Whether the library can be used at all."""
+    """Whether the library exists and can be loaded."""
     try:
         load()
     except Unavailable:
@@ -326,7 +326,7 @@ def load() -> Library:
     where = path()
     if not where.exists():
         raise Unavailable(
-            "the native encoder was not built: install GCC (g++) and then the package again"
+            "the native encoder was not built: install GCC (g++), then reinstall the package"
         )
     return _load(where)
 
@@ -340,7 +340,7 @@ def kernels() -> Library:
 
 
 def _floats(*size: int) -> Tensor:
-    # Whatever PyTorch's defaults are: the library writes float32 into this memory.
+    # Independent of PyTorch's defaults: the library writes float32 into this memory.
     return torch.empty(size, dtype=torch.float32, device="cpu")
 
 
@@ -351,7 +351,7 @@ def _pointer(tensor: Tensor | None, dtype: torch.dtype = torch.float32) -> ctype
         raise KstepError(f"the native encoder needs tensors on the CPU, not on {tensor.device}")
     if tensor.dtype != dtype:
         raise KstepError(f"the native encoder needs {dtype}, not {tensor.dtype}")
-    # Every kernel walks memory in the order of the dimensions it was promised.
+    # Every kernel relies on the memory order of the dimensions.
     if not _packed(tensor):
         raise KstepError(f"the native encoder needs contiguous memory, not {tensor.stride()}")
     return ctypes.c_void_p(tensor.data_ptr())

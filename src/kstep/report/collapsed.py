@@ -1,16 +1,17 @@
 """How many runs' representations collapsed: the paper's "significantly higher probability".
 
-The paper gives neither a count nor a criterion. Ours is that of the watch on learning (`health`),
-which every run logs: latents of a batch hardly differ, for ten logged updates in a row, 500 in all.
+The paper has neither a count nor a criterion. Ours is that of the training watchdog (`run.health`),
+from what every run logs: latents of a batch hardly differ in ten successive logged updates, that is
+over 500 updates.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from kstep.analysis.tables import Row
+from kstep.files import json_lines
 from kstep.report.statistics import fisher
 from kstep.run import health
 from kstep.run.folder import Run
@@ -18,7 +19,7 @@ from kstep.run.saved_encoders import label_of
 
 
 def collapsed_runs(folders: Sequence[Path]) -> list[Row]:
-    """Count per label, over tasks and seeds, the runs that collapsed at some time and at their end;
+    """Count per label, over tasks and seeds, the runs that collapsed at any time and at their end;
     `p` is Fisher's exact test of the first count against that of the label with the smallest share.
     """
     found: dict[str, list[tuple[bool, bool]]] = {}
@@ -43,11 +44,9 @@ def collapsed_runs(folders: Sequence[Path]) -> list[Row]:
 
 
 def _streaks(run: Run) -> Iterator[int]:
-    """Yield, for every logged update with latents, how many in a row were flat by then."""
+    """Yield, for every logged update with latents, the number of flat ones in a row so far."""
     streak = 0
-    logged = run.metrics_file.read_bytes() if run.metrics_file.exists() else b""
-    for line in logged.split(b"\n")[:-1]:  # what follows the last line's end is being written
-        row = json.loads(line)
+    for row in json_lines(run.metrics_file, strict=True):
         if "latent/rank" in row:
             streak = streak + 1 if health.is_flat(row) else 0
             yield streak

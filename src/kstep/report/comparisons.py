@@ -1,14 +1,14 @@
-"""The paper's comparisons of returns: its tables and figures from our runs, its numbers alongside.
+"""The paper's comparisons of returns: its tables and figures from our runs, beside its numbers.
 
 - main: every method on every task, and KSL's average improvement over each other one;
-- tangential: KSL against PI-SAC and Proto-RL, which explores first: each split is a column of its
-  own, and lines in the figure show where it begins to receive the task's reward;
+- tangential: KSL against PI-SAC and Proto-RL, which explores first: each split of the budget is a
+  column, and lines in the figure show where it begins to receive the task's reward;
 - k-l-grid: k predictions by l layers shared with the critic (D20);
 - conv-transition: KSL against one change of it, and how many runs collapsed; optimizers likewise,
-  without that count. For the changed KSL the paper prints curves but no number;
-- generalization: encoders trained on one task, frozen, a plain SAC agent trained on top in every
-  other task; mean over source tasks and seeds. What is frozen: convolutions, linear layer and
-  LayerNorm, for fast and slow values; everything else starts from scratch (D35).
+  without that count. For the changed KSL the paper prints curves but no numbers;
+- generalization: encoders trained on one task, frozen, under a plain SAC agent in every other task;
+  mean over source tasks and seeds. Convolutions, linear layer and LayerNorm are frozen, for critic
+  and target critic; everything else starts from scratch (D35).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from kstep.values import difference
 
 @dataclass(frozen=True)
 class Comparison:
-    """Which runs belong in it, what they are called there, and what the paper has."""
+    """Which runs belong in it, their labels, and the paper's numbers beside them."""
 
     name: str
     summary: str
@@ -43,22 +43,22 @@ class Comparison:
     beside: Beside
     layout: Layout = lambda task, label: (task, label)
     variants: bool = False
-    """Whether other readings and settings of its methods belong in it as well."""
+    """Whether other variants of its methods belong in it as well."""
     more: Callable[[Sequence[Path], Sequence[Row]], dict[str, list[Row]]] = lambda _, table: {}
     """Further tables, from the run folders and the table of cells, by name."""
 
     def write(self, folders: Sequence[Path], output: Path, at: Sequence[int] = ()) -> list[Path]:
-        """Write every evaluation, the table (to compute with and to read) and the curves."""
+        """Write every evaluation, the table (as CSV and as Markdown) and the curves."""
         rows = scores.from_runs(folders, self.identify)
         rows = [row for row in rows if row.get("source") != row["task"]]
         if not rows:
-            raise KstepError("every run has an encoder of its own task: nothing was carried over")
+            raise KstepError("every run has an encoder of its own task: none of them transfers one")
         _refuse_several_ages(rows)
         table = scores.summary(rows, scores.table_marks(rows, at), self.beside)
         more = {name: found for name, found in self.more(folders, table).items() if found}
         tables = {f"{self.name}-runs": rows, self.name: table}
         tables |= {f"{self.name}-{name}": found for name, found in more.items()}
-        blocks = [to_read(table, self.layout)]
+        blocks = [as_markdown(table, self.layout)]
         blocks += [markdown([*own[0]], (row.values() for row in own)) for own in more.values()]
         output.mkdir(parents=True, exist_ok=True)
         written = [write_table(output / f"{name}.csv", found) for name, found in tables.items()]
@@ -69,7 +69,7 @@ class Comparison:
 
 
 def _refuse_several_ages(rows: Sequence[Row]) -> None:
-    """Frozen encoders of one cell must have been trained equally long."""
+    """Raise if frozen encoders of one cell were not trained equally long."""
     ages: dict[object, int] = {}
     for row in rows:
         if "source_env_steps" in row:
@@ -78,7 +78,7 @@ def _refuse_several_ages(rows: Sequence[Row]) -> None:
             if known != age:
                 raise KstepError(
                     f"some encoders of {row['label']} were trained for {known:,} env steps, some "
-                    f"for {age:,}; their returns do not belong in one mean"
+                    f"for {age:,}; their returns cannot be averaged"
                 )
 
 
@@ -88,8 +88,8 @@ LEGEND = (
 )
 
 
-def to_read(table: Sequence[Row], layout: Layout) -> str:
-    """Return the table to read: ours and, in brackets, the paper's; a block per mark."""
+def as_markdown(table: Sequence[Row], layout: Layout) -> str:
+    """Return the table as Markdown: ours and, in brackets, the paper's; a block per mark."""
     blocks = []
     for mark in dict.fromkeys(int(row["env_steps"]) for row in table):
         cells = {
@@ -118,8 +118,9 @@ def _shown(row: Row) -> str:
 def cell(row: Row, whose: str = "") -> str:
     """Return our cell of a summary's row, or the paper's, as 841 ± 33** (n = 10)."""
     std = float(row[f"{whose}std"])
-    spread = "" if std != std else f" ± {std:.0f}"
-    return f"{row[f'{whose}mean']:.0f}{spread}{row[f'{whose}stars']} (n = {row[f'{whose}runs']})"
+    deviation = "" if std != std else f" ± {std:.0f}"
+    mean, stars, runs = (row[whose + name] for name in ("mean", "stars", "runs"))
+    return f"{mean:.0f}{deviation}{stars} (n = {runs})"
 
 
 def by_method(experiment: Experiment) -> Row:
@@ -136,7 +137,7 @@ def by_method(experiment: Experiment) -> Row:
 
 
 def only(*methods: str) -> Identify:
-    """Return an identification that refuses other methods than these."""
+    """Return an identification that raises for other methods than these."""
 
     def identify(experiment: Experiment) -> Row:
         name = experiment.method.name
@@ -149,14 +150,14 @@ def only(*methods: str) -> Identify:
 
 def by_k_and_l(experiment: Experiment) -> Row:
     method = experiment.method
-    task = method.auxiliary
-    if not isinstance(task, KSLConfig):
+    ksl = method.auxiliary
+    if not isinstance(ksl, KSLConfig):
         raise KstepError(f"is {method.name}, which has no k and l")
     plain = resolve("ksl", experiment.env.task, preset=experiment.preset).method
     assert isinstance(plain.auxiliary, KSLConfig)
-    transition, layers = plain.auxiliary.transition, task.transition.borrowed_layers
+    transition, layers = plain.auxiliary.transition, ksl.transition.borrowed_layers
     assert isinstance(transition, DenseTransitionConfig)
-    of_grid = replace(plain.auxiliary, k=task.k)
+    of_grid = replace(plain.auxiliary, k=ksl.k)
     if layers:
         of_grid = replace(of_grid, transition=SharedTransitionConfig(layers, transition.hidden))
     changed = replace(plain, variant=method.variant, auxiliary=of_grid)
@@ -167,7 +168,7 @@ def by_k_and_l(experiment: Experiment) -> Row:
             f"is {method.name}, which is not ksl with another k and l: {key} is {here!r}, not "
             f"{there!r}"
         )
-    label = with_preset(f"k{task.k}-l{layers}", experiment)
+    label = with_preset(f"k{ksl.k}-l{layers}", experiment)
     return {**by_method(experiment), "label": label}
 
 
@@ -176,7 +177,7 @@ def by_source(experiment: Experiment) -> Row:
     if source is None:
         raise KstepError("has no frozen encoder: kstep train --frozen-encoder FILE")
     if on_top != "sac_pixel":
-        raise KstepError(f"has {on_top} on its frozen encoder; this is of sac_pixel")
+        raise KstepError(f"has {on_top} on its frozen encoder; this compares sac_pixel")
     return {
         **by_method(replace(experiment, frozen_encoder=None)),
         "label": source.label,

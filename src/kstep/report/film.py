@@ -1,17 +1,20 @@
-"""A video of what a run's policy does, at any size and from any camera."""
+"""A video of a run's policy, at any size and from any camera."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import annotated_types as at
 import imageio.v2 as imageio
 
+from kstep import values
 from kstep.agent import Agent
 from kstep.envs import ControlEnv
 from kstep.run.episode import Episode
-from kstep.run.evaluate import Evaluation, evaluate
+from kstep.run.evaluate import Evaluation, evaluate, evaluation_seeds
+from kstep.run.load import opened
 from kstep.types import KstepError
 
 
@@ -23,23 +26,34 @@ class FilmConfig:
     width: int = 640
     camera: int | None = None
     """None: the camera the agent sees through."""
-    fps: float | None = None
+    fps: Annotated[float, at.Gt(0.0)] | None = None
     """None: real time, from the simulator's own clock where it has one."""
+
+
+def film_run(
+    folder: Path,
+    path: Path,
+    config: FilmConfig,
+    *,
+    episodes: int = 1,
+    seed: int = 0,
+    device: str = "cpu",
+) -> Evaluation:
+    """Film a run's newest checkpoint; the same seed repeats the same starts."""
+    with opened(folder, device) as (agent, [env], _):
+        return film(agent, env, evaluation_seeds(seed, -1, episodes), path, config)
 
 
 def film(
     agent: Agent, env: ControlEnv, seeds: list[int], path: Path, config: FilmConfig
 ) -> Evaluation:
     """Film one greedy episode per seed into `path`; nothing is left behind if it fails."""
+    values.check(config)
     for name, side in (("--height", config.height), ("--width", config.width)):
         if not 16 <= side <= 4096 or side % 2:
             raise KstepError(f"{name} must be an even number from 16 to 4096, not {side}")
-    if config.fps is not None and config.fps <= 0:
-        raise KstepError(f"--fps must be positive, not {config.fps:g}")
     if path.suffix not in (".mp4", ".mkv", ".mov", ".gif"):
         raise KstepError(f"--output must end in .mp4, .mkv, .mov or .gif, not '{path.name}'")
-    if not seeds:
-        raise KstepError("--episodes must be at least 1")
     if path.exists():
         raise KstepError(f"{path} exists already; choose another --output")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Explaining a method from the live agent: who owns what, what moves what, what follows what.
+"""`kstep show`: a method explained by its live agent: ownership, losses, slow copies, settings.
 
 Everything printed here is read from the objects that train, so it cannot drift from them.
 """
@@ -9,13 +9,24 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Column, Table
+from rich.text import Text
 
 from kstep.agent import Agent
-from kstep.config import Experiment
+from kstep.config import Experiment, resolve
 from kstep.rng import Streams
+from kstep.run.progress import say, terminal
 from kstep.types import EnvSpec
 from kstep.values import difference, encode
 from kstep.values import flat as flat_values
+
+
+def show(method: str, diff: str | None, task: str, preset: str) -> None:
+    """Print a method as it is on a task, or where another one differs."""
+    console, left = terminal(120), resolve(method, task, preset=preset)
+    if diff is None:
+        show_method(left, console)
+    else:
+        show_difference(left, resolve(diff, task, preset=preset), console)
 
 
 def example_spec(experiment: Experiment) -> EnvSpec:
@@ -30,18 +41,18 @@ def show_method(experiment: Experiment, console: Console) -> None:
     """Print what a method consists of."""
     method = experiment.method
     agent = Agent(method, example_spec(experiment), Streams(0))
-    console.print(f"[bold]{method.name}[/]: {method.summary}", highlight=False, soft_wrap=True)
-    console.print(f"one update: {' -> '.join(_turns(agent))}", highlight=False, soft_wrap=True)
+    say(console, Text.assemble((method.name, "bold"), f": {method.summary}"))
+    say(console, f"one update: {' -> '.join(_turns(agent))}")
     for line in _schedule(experiment):
-        console.print(line, highlight=False, soft_wrap=True)
+        say(console, line)
     console.print()
     console.print(_ownership(agent))
     console.print(_gradients(agent))
     console.print(_slow_copies(agent))
-    console.print("[bold]settings[/]")
+    say(console, "settings", "bold")
     for part in ("method", "env", "evaluation"):
         for key, value in flat(getattr(experiment, part), part):
-            console.print(f"  {key} = {value}", highlight=False, soft_wrap=True)
+            say(console, f"  {key} = {value}")
 
 
 def show_difference(left: Experiment, right: Experiment, console: Console) -> None:
@@ -52,7 +63,7 @@ def show_difference(left: Experiment, right: Experiment, console: Console) -> No
         if key not in ("method.base", "method.variant")
     ]
     if not rows:
-        console.print(f"{left.method.name} and {right.method.name} do not differ")
+        say(console, f"{left.method.name} and {right.method.name} do not differ")
         return
     table = Table(
         Column("setting", no_wrap=True), left.method.name, right.method.name, highlight=False
@@ -72,7 +83,7 @@ def text(value: Any) -> str:
 
 
 def _turns(agent: Agent) -> list[str]:
-    """The parts of an update in order, with how often their turn comes."""
+    """Return the parts of an update in order, with how often each is due."""
     method, auxiliary = agent.method, agent.method.auxiliary
     every = {
         "critic": 1,
@@ -82,25 +93,26 @@ def _turns(agent: Agent) -> list[str]:
     parts = list(every)
     if auxiliary is not None:
         every["auxiliary"] = auxiliary.every
-        places = {"first": 0, "after critic": 1, "last": len(parts)}
-        parts.insert(places[auxiliary.turn], "auxiliary")
+        positions = {"first": 0, "after critic": 1, "last": len(parts)}
+        parts.insert(positions[auxiliary.turn], "auxiliary")
     return [part + (f" (every {every[part]} updates)" if every[part] > 1 else "") for part in parts]
 
 
 def _schedule(experiment: Experiment) -> list[str]:
-    """What happens at the start of learning and between phases, where anything does."""
+    """Return what is special at the start of learning and between phases."""
     learning, exploration = experiment.method.learning, experiment.method.exploration
     auxiliary = experiment.method.auxiliary
     lines = [f"before learning: {learning.initial_decisions:,} random decisions"]
     if auxiliary is not None and auxiliary.pretraining:
         lines.append(f"first: {auxiliary.pretraining:,} updates of the auxiliary task alone")
     if learning.burst:
-        lines.append(f"first: {learning.burst:,} whole updates in a row")
+        lines.append(f"first: {learning.burst:,} complete updates in a row")
     if exploration is not None:
         bonus = f" plus {exploration.bonus:g} of the bonus" if exploration.bonus else ""
         lines.append(
-            f"phase 1: {exploration.env_steps or 0:,} env steps, rewarded by the task's own bonus; "
-            f"phase 2: encoder and task kept, actor kept, all else anew, the task's reward{bonus}"
+            f"phase 1: {exploration.env_steps or 0:,} env steps, rewarded by the auxiliary task; "
+            "phase 2: keep encoder, auxiliary task and actor, reinitialise the rest; the "
+            f"environment's reward{bonus}"
         )
     return lines
 

@@ -2,10 +2,10 @@
 
 Scores have the shape (runs, tasks), one number per seed and task, already averaged over evaluation
 episodes: seeds are the unit, never episodes. The paper's own statistics are the mean and standard
-deviation over seeds and Welch's test of the best method against the others. What the field asks for
+deviation over seeds and Welch's test of the best method against the others. The field's standard
 since (Agarwal et al. 2021, arXiv:2108.13264) are interquartile means and optimality gaps with
 stratified bootstrap intervals, performance profiles, probabilities of improvement and aggregates
-along the curve. Nothing draws from a global generator: whatever is random takes a seed.
+along the curve. Nothing uses a global generator: every random function takes a seed.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ Aggregate: TypeAlias = Callable[[Array], Array]
 """From (..., runs, tasks) to (...)."""
 
 FEWEST_SEEDS = 3
-"""With fewer there is no interval: it would say more about luck than about the method."""
+"""With fewer there is no interval: it would reflect luck more than the method."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What papers print of one cell."""
+    """Mean, standard deviation and number of seeds: what papers print in a cell."""
 
     mean: float
     sd: float
@@ -46,7 +46,7 @@ def summarize(scores: npt.ArrayLike) -> Summary:
 def welch(first: Summary, second: Summary) -> float:
     """Return the two-sided p of Welch's test that two means differ; variances may differ.
 
-    nan where nothing can be said: a side with one seed, or two constants that are the same.
+    nan where it is undefined: a side with one seed, or two equal constants.
     """
     with np.errstate(invalid="ignore", divide="ignore"):
         found = stats.ttest_ind_from_stats(
@@ -68,7 +68,7 @@ def holm(p_values: Sequence[float]) -> tuple[float, ...]:
 
 
 def stars(p: float) -> str:
-    """Return the paper's marks: * below 0.05, ** below 0.01."""
+    """Return the paper's stars: * below 0.05, ** below 0.01."""
     return "**" if p < 0.01 else "*" if p < 0.05 else ""
 
 
@@ -78,13 +78,13 @@ class Best:
 
     name: str
     p: Mapping[str, float]
-    """Per rival; nan where one cannot be tested."""
+    """Per rival; nan where the test is undefined."""
     corrected: Mapping[str, float]
     """With Holm's correction for the number of rivals, which the paper does not apply."""
 
     @property
     def closest(self) -> str:
-        """The rival that a star on the best one depends on; empty without any."""
+        """The rival that the best one's stars depend on; empty without any."""
         return max(self.p, key=lambda rival: (np.isnan(self.p[rival]), self.p[rival]), default="")
 
     @property
@@ -128,7 +128,7 @@ def median(scores: npt.ArrayLike) -> Array:
 
 
 def optimality_gap(scores: npt.ArrayLike, target: float = 1.0) -> Array:
-    """Return how much runs fall short of the target on average; what is above it counts as it."""
+    """Return the mean shortfall from the target; scores above it count as the target."""
     return np.asarray(target - np.minimum(_finite(scores), target).mean(axis=(-2, -1)))
 
 
@@ -156,13 +156,13 @@ def bootstrap(
     confidence: float = 0.95,
     repetitions: int = 2_000,
 ) -> Interval:
-    """Return an aggregate with a stratified percentile bootstrap: runs redrawn within each task."""
+    """Return an aggregate with a stratified percentile bootstrap: resamples runs in each task."""
     values = _finite(scores, 2)
     runs = values.shape[0]
     estimate = float(aggregate(values))
     if runs < FEWEST_SEEDS:
         return Interval(estimate, float("nan"), float("nan"), runs)
-    draws = np.concatenate([aggregate(redrawn) for redrawn in _redrawn(values, seed, repetitions)])
+    draws = np.concatenate([aggregate(block) for block in _resamples(values, seed, repetitions)])
     low, high = np.quantile(draws, [(1 - confidence) / 2, (1 + confidence) / 2])
     return Interval(estimate, float(low), float(high), runs)
 
@@ -177,7 +177,7 @@ def sample_efficiency(
 ) -> dict[int, Interval]:
     """Return an aggregate with its pointwise interval at every mark; scores (runs, tasks) each.
 
-    Every mark redraws with the same seed: marks that have the same runs redraw the same ones, so a
+    Every mark resamples with the same seed: marks with the same runs choose the same ones, so a
     curve is resampled as a whole.
     """
     return {
@@ -189,7 +189,7 @@ def sample_efficiency(
 
 
 def performance_profile(scores: npt.ArrayLike, thresholds: npt.ArrayLike) -> Array:
-    """Return, per threshold, the part of all runs whose score is above it."""
+    """Return, per threshold, the share of all runs with a score above it."""
     values, marks = _finite(scores, 2), np.asarray(thresholds, dtype=np.float64)
     return np.asarray((values[..., None] > marks).mean(axis=(0, 1)))
 
@@ -210,8 +210,8 @@ def profile_band(
         return nothing, nothing
     draws = np.concatenate(
         [
-            np.stack([performance_profile(one, marks) for one in redrawn])
-            for redrawn in _redrawn(values, seed, repetitions)
+            np.stack([performance_profile(one, marks) for one in block])
+            for block in _resamples(values, seed, repetitions)
         ]
     )
     low, high = np.quantile(draws, [(1 - confidence) / 2, (1 + confidence) / 2], axis=0)
@@ -251,7 +251,9 @@ def improvement_interval(
         [
             probability_of_improvement(a, b)
             for a, b in zip(
-                _redrawn(one, left, repetitions), _redrawn(other, right, repetitions), strict=True
+                _resamples(one, left, repetitions),
+                _resamples(other, right, repetitions),
+                strict=True,
             )
         ]
     )
@@ -264,7 +266,7 @@ def failed(scores: npt.ArrayLike, below: float) -> int:
     return int((_finite(scores) < below).sum())
 
 
-def _redrawn(
+def _resamples(
     values: Array, seed: int | np.random.SeedSequence, repetitions: int, block: int = 500
 ) -> list[Array]:
     """Return resampled copies of (runs, tasks) in blocks of (<= block, runs, tasks)."""
@@ -279,7 +281,7 @@ def _redrawn(
 
 
 def _finite(scores: npt.ArrayLike, dimensions: int | None = None) -> Array:
-    """Return the scores as floats; refuse what would spread silently, such as nan."""
+    """Return the scores as floats, raising if there are none or some are not finite."""
     values: Any = np.asarray(scores, dtype=np.float64)
     if dimensions is not None and values.ndim != dimensions:
         shape = {1: "(runs,)", 2: "(runs, tasks)"}[dimensions]

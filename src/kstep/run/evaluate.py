@@ -26,7 +26,7 @@ class Evaluation:
         return float(np.mean(self.returns))
 
     @property
-    def spread(self) -> float:
+    def std(self) -> float:
         """Standard deviation over episodes (not over seeds)."""
         return float(np.std(self.returns))
 

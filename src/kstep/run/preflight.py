@@ -15,7 +15,7 @@ from kstep.data.ring import ReplayConfig
 from kstep.envs import ControlEnv
 from kstep.errors import KstepError
 from kstep.files import sha256
-from kstep.native import Choice
+from kstep.native import BackendChoice
 from kstep.nets.backends import native_shape
 from kstep.nets.encoder import PixelEncoderConfig
 from kstep.run import checkpoint, provenance, saved_encoders, system
@@ -31,7 +31,7 @@ class Cleared:
     """What the checks found and training needs."""
 
     spec: EnvSpec
-    backend: Choice
+    backend: BackendChoice
     provenance: Provenance
     frozen_encoder: Path | None
     """The file of an encoder that the run takes from another one."""
@@ -69,7 +69,7 @@ def overlaps(run: Run, runtime: Runtime) -> bool:
     return runtime.device != "cpu" or threads < len(os.sched_getaffinity(0))
 
 
-def encoder_backend(run: Run, runtime: Runtime, spec: EnvSpec) -> Choice:
+def encoder_backend(run: Run, runtime: Runtime, spec: EnvSpec) -> BackendChoice:
     """What computes the encoder's convolutions: what the run began with, or what is best here."""
     asked, begun_with = runtime.encoder_backend, run.encoder_backend
     if begun_with is not None and asked not in ("auto", begun_with):
@@ -89,7 +89,7 @@ def encoder_backend(run: Run, runtime: Runtime, spec: EnvSpec) -> Choice:
                 f"{error}. Resume it where it can, or choose another --folder"
             ) from error
     if begun_with is not None:
-        return Choice(begun_with, "as the run began")
+        return BackendChoice(begun_with, "as the run began")
     return native.choose(asked, shape, runtime.device)
 
 

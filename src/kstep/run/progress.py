@@ -5,18 +5,27 @@ from __future__ import annotations
 import math
 import time
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from kstep.run.evaluate import Evaluation
 from kstep.types import Counts
 
+if TYPE_CHECKING:
+    from kstep.run.evaluate import Evaluation
 
-def say(console: Console, text: str) -> None:
-    """Print one plain line: no colours of numbers, no markup, wrapped by the terminal only."""
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+def say(console: Console, text: str | Text, style: str | None = None) -> None:
+    """Print a plain line: no colours of numbers, no markup, wrapped by the terminal only."""
+    console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+
+
+def terminal(width: int) -> Console:
+    """Return the console for tables: as wide as the terminal, `width` in files and pipes."""
+    console = Console()
+    return console if console.is_terminal else Console(width=width)
 
 
 class _Remaining(ProgressColumn):
@@ -73,7 +82,7 @@ class ProgressReport:
         episodes = len(evaluation.returns)
         self.say(
             f"  {counts.env_steps:>7,} env steps: return {evaluation.mean:7.1f} "
-            f"± {evaluation.spread:.1f} over {episodes} episode{'s' if episodes != 1 else ''}"
+            f"± {evaluation.std:.1f} over {episodes} episode{'s' if episodes != 1 else ''}"
         )
         self._bar.update(self._task, evaluation=self._last_evaluation)
         if self._started is not None:

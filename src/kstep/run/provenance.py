@@ -16,24 +16,11 @@ import torch
 from kstep import envs
 from kstep.envs import EnvConfig
 from kstep.run import system
+from kstep.run.runtime import Allowed as Allowed
 from kstep.types import KstepError
 
 DECIDING = ("kstep", "torch", "numpy", "mujoco", "dm-control")
 """Packages whose version decides what is computed."""
-
-
-@dataclass(frozen=True)
-class Allowed:
-    """Differences that the user accepts when resuming."""
-
-    force_version: bool = False
-    """Resume a checkpoint of other versions; the run is no longer reproducible."""
-    force_renderer: bool = False
-    """Resume with frames of another renderer; the run is no longer reproducible."""
-
-    @property
-    def any(self) -> bool:
-        return self.force_version or self.force_renderer
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""How a run is carried out, as opposed to what it computes."""
+"""How a run is executed, as opposed to what it computes. The fields are flags of `kstep train`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,25 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import annotated_types as at
+from tyro.conf import Suppress
 
 from kstep.data.ring import Storage
-from kstep.native import Asked
-from kstep.run.provenance import Allowed
+from kstep.types import BackendRequest
 from kstep.values import Positive
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """Differences that the user accepts when resuming."""
+
+    force_version: bool = False
+    """Resume a checkpoint of other versions; the run is no longer reproducible."""
+    force_renderer: bool = False
+    """Resume with frames of another renderer; the run is no longer reproducible."""
+
+    @property
+    def any(self) -> bool:
+        return self.force_version or self.force_renderer
 
 
 @dataclass(frozen=True)
@@ -29,17 +43,17 @@ class Runtime:
     overlap: Literal["auto", "on", "off"] = "auto"
     """Step the environment in a process of its own while learning; same results, bit for bit.
     auto: for simulated pixels, where a core is free for it."""
-    encoder_backend: Asked = "auto"
-    """What computes the convolutions; auto: our kernels where they are right and faster, else
+    encoder_backend: BackendRequest = "auto"
+    """What computes the convolutions; auto: our kernels where they are correct and faster, else
     PyTorch. compiled: PyTorch's compiler, which captures graphs on CUDA. It decides the last bits,
     so a run keeps what it began with."""
     save_encoders_every: Positive | None = None
-    """Also keep the encoder every so many env steps, for kstep analyze (the paper: 5000)."""
+    """Also save the encoder every so many env steps, for kstep analyze (the paper: 5000)."""
     frozen_encoder: Path | None = None
     """Use this encoder, saved by another run, without training it; only actor and critic learn."""
     tensorboard: bool = False
     """Also write TensorBoard events (needs the extra tb)."""
     allowed: Allowed = field(default_factory=Allowed)
     """What may differ from the checkpoint that is resumed."""
-    log_every: Positive = 50
+    log_every: Suppress[Positive] = 50
     """Updates between lines in metrics.jsonl."""

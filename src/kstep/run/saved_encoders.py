@@ -20,7 +20,6 @@ import torch
 
 from kstep import native
 from kstep.agent import Agent
-from kstep.analysis.gradients import Angle, live_angles
 from kstep.config import Experiment, FrozenEncoder, digest, resolve, setting
 from kstep.data.augment import Augment
 from kstep.files import sha256, write_atomically
@@ -28,6 +27,7 @@ from kstep.nets.backends import native_shape
 from kstep.nets.base import Encoder, EncoderConfig
 from kstep.run import legacy
 from kstep.run.folder import Run
+from kstep.run.update_angles import Angle, live_angles
 from kstep.types import Array, Counts, KstepError
 from kstep.values import decode, encode
 

@@ -1,8 +1,8 @@
-"""Does this installation learn? A short run whose result is known beforehand.
+"""Does this installation learn? A short run with a known result.
 
-`kstep doctor` says whether the parts work; this says whether they learn together. Out: the return
-before and after, a band that it should end in, and a word. The bands are where runs of this code
-and the paper's own curves ended, not a measure of how good a method is.
+`kstep doctor` checks the parts; this checks that they learn together. Out: the return before and
+after, the band it should end in, and a verdict. The bands are where runs of this code and the
+paper's own curves ended, not a measure of how good a method is.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ import numpy as np
 from rich.console import Console
 
 from kstep.config import Experiment, resolve
+from kstep.run import system
 from kstep.run.folder import Run
+from kstep.run.progress import say
 from kstep.run.runtime import Runtime
 from kstep.run.train import train
 from kstep.types import KstepError
 
-Place = Literal["below", "inside", "above"]
+Verdict = Literal["below", "inside", "above"]
+"""Where a return lies relative to the expected band."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +36,8 @@ class Check:
     why: str
     """Where the band comes from."""
 
-    def place(self, value: float) -> Place:
-        """Say where a mean return lies; what cannot be compared, such as nan, is below."""
+    def verdict(self, value: float) -> Verdict:
+        """Compare a mean return with the band; nan counts as below."""
         if not value >= self.low:
             return "below"
         return "inside" if value <= self.high else "above"
@@ -47,8 +50,8 @@ def swingup(seed: int = 1) -> Check:
         low=80.0,
         high=400.0,
         why="At 20,000 env steps our seed 1 returned 175 and the paper's ten seeds 188, with a "
-        "standard deviation of 84; untrained networks return 0 to 30. About one sound run in ten "
-        "may end below the band: if one does, let --seed 2 decide",
+        "standard deviation of 84; untrained networks return 0 to 30. About one correct run in ten "
+        "ends below the band: if one does, repeat it with --seed 2",
     )
 
 
@@ -75,25 +78,29 @@ def quick(seed: int = 1) -> Check:
     )
 
 
-def selfcheck(check: Check, folder: Path, runtime: Runtime, console: Console) -> Place:
-    """Carry out a check, or go on with it; say how it ended."""
+def selfcheck(check: Check, runs: Path, runtime: Runtime, console: Console) -> Verdict:
+    """Run a check, or resume it, below the folder `runs`; print how it ended."""
+    system.device(runtime.device)
+    system.keep_freed_memory()
+    task, seed = check.experiment.env.task, check.experiment.seed
+    folder = runs / "selfcheck" / task / f"seed{seed}"
     run = Run.prepare(folder, check.experiment)
     train(run, runtime, console)
     rows = run.evaluations()
     if not rows:
-        raise KstepError(f"{folder} has no evaluation; remove it and check again")
+        raise KstepError(f"{folder} has no evaluation; remove it and rerun the command")
     before, after = (float(np.mean(row["returns"])) for row in (rows[0], rows[-1]))
-    place = check.place(after)
-    word = {
-        "below": "not what it should be: this installation does not learn as it should",
-        "inside": "as it should be: this installation learns",
-        "above": "more than we have seen here: this installation learns",
-    }[place]
-    console.print(
+    verdict = check.verdict(after)
+    sentence = {
+        "below": "Too low: this installation does not learn as it should",
+        "inside": "As expected: this installation learns",
+        "above": "Above all runs of ours: this installation learns",
+    }[verdict]
+    say(
+        console,
         f"return before {before:.1f}, after {after:.1f}; expected {check.low:.0f} to "
-        f"{check.high:.0f}. {word[0].upper()}{word[1:]}.",
-        highlight=False,
+        f"{check.high:.0f}. {sentence}.",
     )
-    console.print(f"{check.why}.", highlight=False)
-    console.print(f"The run is {folder}; remove it to check again.", highlight=False)
-    return place
+    say(console, f"{check.why}.")
+    say(console, f"The run is {folder}; remove it to check again.")
+    return verdict

@@ -20,7 +20,8 @@ from kstep import envs, values
 from kstep.agent import Agent, Update
 from kstep.data.replay import Replay
 from kstep.envs import ControlEnv
-from kstep.errors import KstepError, as_faults
+from kstep.errors import Stopped as Stopped
+from kstep.errors import as_faults
 from kstep.files import write_atomically
 from kstep.rng import Streams, episode_seed
 from kstep.run import checkpoint, preflight, saved_encoders, system
@@ -34,14 +35,6 @@ from kstep.run.progress import ProgressReport, say
 from kstep.run.provenance import Provenance
 from kstep.run.runtime import Runtime
 from kstep.types import Counts
-
-
-class Stopped(KstepError):
-    """The user asked the run to stop."""
-
-    def __init__(self, message: str, number: int) -> None:
-        super().__init__(message)
-        self.exit_code = 128 + number
 
 
 @dataclass
@@ -153,7 +146,8 @@ class _Trainer:
                 self._loop(stop)
         except KeyboardInterrupt:
             raise Stopped(
-                f"stopped at once. {checkpoint.describe(self.run)}", signal.SIGINT
+                f"stopped at once. {checkpoint.describe(self.run)}. Rerun the command to resume",
+                signal.SIGINT,
             ) from None
         finally:
             self.metrics.close()
@@ -171,7 +165,8 @@ class _Trainer:
             if stop.signal is not None:
                 self._save()
                 raise Stopped(
-                    f"stopped at {counts.env_steps:,} env steps; a checkpoint is written",
+                    f"stopped at {counts.env_steps:,} env steps; a checkpoint is written. Rerun "
+                    "the command to resume",
                     stop.signal,
                 )
             self._evaluate_if_due()

@@ -1,10 +1,10 @@
-"""Carrying out runs: on this machine, on a Ray cluster, on Slurm.
+"""Where runs are executed: on this machine, on a Ray cluster, on Slurm.
 
-An engine takes runs and yields their outcomes. All of them do the same thing for one run:
-`carry_out` starts `kstep train` as a process, with its output in a log beside the run folder,
-writes down how it ended, and tries again from the checkpoint if it was killed. None of them
-schedules: that is left to a thread pool, to Ray, to Slurm. The lock in the run folder keeps a
-second writer out, whichever engine, machine or user started it.
+An engine takes runs and yields their outcomes. All of them do the same for one run: `execute`
+starts `kstep train` as a process, with its output in a log beside the run folder, records how it
+ended, and retries from the checkpoint if it was killed. None of them schedules: that is left to a
+thread pool, to Ray, to Slurm. The lock in the run folder keeps out a second writer, whichever
+engine, machine or user started it.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ from typing import Any, Literal, Protocol, TypeAlias
 import psutil  # type: ignore[import-untyped, unused-ignore]
 
 from kstep.errors import Busy, KstepError
-from kstep.sweep import plan
+from kstep.sweep import cost, plan
 from kstep.sweep.plan import RunSpec
+from kstep.types import BackendRequest
 
 Result = Literal["done", "failed", "stopped", "busy"]
 
 LOCK_SECONDS = 120.0
-"""Seconds to wait for another writer, such as the dying attempt before, to let go of a run."""
+"""Seconds to wait for another writer of a run, such as a dying earlier attempt, to release it."""
 GRACE = 600.0
 """Seconds a run has to write its checkpoint after it was asked to stop."""
 ERROR_BYTES = 8_000
@@ -44,15 +45,15 @@ ERROR_BYTES = 8_000
 
 @dataclass(frozen=True)
 class Slot:
-    """What one run may use, and how it is told."""
+    """Resources for one run, as CLI flags."""
 
     threads: int = 1
     memory_gb: float = 2.0
     device: str = "cpu"
     overlap: Literal["auto", "on", "off"] = "off"
     checkpoint_minutes: float = 5.0
-    encoder_backend: str = "auto"
-    """`auto` lets each machine choose, which decides the last bits of what begins there."""
+    encoder_backend: BackendRequest = "auto"
+    """`auto`: each machine chooses, which decides the last bits of runs that begin there."""
 
     @property
     def gpus(self) -> int:
@@ -83,17 +84,17 @@ Events: TypeAlias = Generator[tuple[RunSpec, Outcome] | None, None, None]
 
 
 class Engine(Protocol):
-    """Carries out runs. Ending the iteration early stops them, each with a checkpoint."""
+    """Executes runs. Ending the iteration early stops them, each with a checkpoint."""
 
     def run(self, specs: Sequence[RunSpec], slot: Slot, retries: int) -> Events:
-        """Yield each run's outcome as it comes, and None about once a second meanwhile."""
+        """Yield each run's outcome when it ends, and None about once a second meanwhile."""
         ...
 
 
-def carry_out(
+def execute(
     spec: RunSpec, slot: Slot, retries: int = 1, stopping: threading.Event | None = None
 ) -> Outcome:
-    """Bring one run to its budget; a killed attempt is followed by another from its checkpoint."""
+    """Bring one run to its budget; a killed attempt is retried from its checkpoint."""
     stopping = stopping or threading.Event()
     started = time.monotonic()
     attempts = 0
@@ -106,7 +107,7 @@ def carry_out(
         attempts += 1
         attempt = _attempt(spec, slot, stopping)
         if attempt.result == "busy" and attempts <= retries:
-            continue  # another writer was a moment quicker
+            continue  # another writer was quicker
         if attempt.result != "failed" or attempt.final or attempts > retries:
             seconds = time.monotonic() - started
             return Outcome(attempt.result, seconds, attempts, attempt.error)
@@ -117,19 +118,20 @@ class _Attempt:
     result: Result
     error: str = ""
     final: bool = False
-    """Whether trying again would end the same way."""
+    """Whether a retry would end the same way."""
 
 
 def _attempt(spec: RunSpec, slot: Slot, stopping: threading.Event) -> _Attempt:
     spec.folder.parent.mkdir(parents=True, exist_ok=True)
     before = max(spec.run.checkpointed(), 0)
     started, clock = datetime.now(UTC), time.monotonic()
-    command = [sys.executable, "-m", "kstep.sweep.leash", str(os.getpid())]
+    # -P: nothing is imported from the current directory.
+    command = [sys.executable, "-P", "-m", "kstep.sweep.die_with_parent", str(os.getpid())]
     command += [*spec.arguments(), *slot.arguments()]
     environment = {**os.environ, "OMP_NUM_THREADS": str(slot.threads)}
     with spec.run.log_file.open("ab") as log:
         position = log.tell()
-        # A session of its own: Ctrl-C reaches this process only, which then stops it once.
+        # In a session of its own: Ctrl-C reaches only this process, which then stops it once.
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -140,7 +142,7 @@ def _attempt(spec: RunSpec, slot: Slot, stopping: threading.Event) -> _Attempt:
         )
         try:
             code = _wait(process, stopping)
-        except BaseException:  # a cancelled task of Ray, say: nothing is left behind
+        except BaseException:  # such as a cancelled task of Ray: leave no process behind
             _stop(process)
             raise
     with spec.run.log_file.open("rb") as log:
@@ -163,19 +165,19 @@ def _attempt(spec: RunSpec, slot: Slot, stopping: threading.Event) -> _Attempt:
     return attempt
 
 
-def _judge(spec: RunSpec, code: int, output: str, asked: bool) -> _Attempt:
+def _judge(spec: RunSpec, code: int, output: str, stopping: bool) -> _Attempt:
     if code == 0:
-        found = plan.status(spec)
-        if found.state == "done":
+        status = plan.status(spec)
+        if status.state == "done":
             return _Attempt("done")
-        if found.problem == plan.NO_ENCODERS:
-            return _Attempt("failed", found.problem, final=True)
-        return _Attempt("failed", f"ended without an error at {found.env_steps:,} env steps")
+        if status.problem == plan.NO_ENCODERS:
+            return _Attempt("failed", status.problem, final=True)
+        return _Attempt("failed", f"ended without an error at {status.env_steps:,} env steps")
     if code == Busy.exit_code:
         return _Attempt("busy")
-    if asked:
+    if stopping:
         return _Attempt("stopped")
-    if code == 130:
+    if code in (130, 143):
         return _Attempt("failed", "stopped by a signal from outside")
     if code < 0:
         return _Attempt("failed", f"{output}\nkilled by {signal.Signals(-code).name}")
@@ -220,23 +222,23 @@ def divide(
 ) -> tuple[int, Slot]:
     """Divide this machine among all runs of a plan: how many at once, and what each may use.
 
-    Done runs count as well, so that going on later uses as many threads as before: with another
-    number of threads a run is the same up to rounding only.
+    Done runs count as well, so that resuming later uses as many threads as before: with another
+    number of threads a run is the same only up to rounding.
     """
     cores = cores or len(os.sched_getaffinity(0))
-    needed = max((plan.memory_gb(spec) for spec in specs), default=1.0)
-    room = memory_gb if memory_gb is not None else psutil.virtual_memory().available / 1e9
+    needed = max((cost.memory_gb(spec) for spec in specs), default=1.0)
+    free = memory_gb if memory_gb is not None else psutil.virtual_memory().available / 1e9
     runs = max(len(specs), 1)
-    fits = int(min(0.9 * room / needed, runs))
+    fits = int(min(0.9 * free / needed, runs))
     if fits < 1:
         raise KstepError(
-            f"a run needs about {needed:.1f} GB of memory and {room:.1f} GB are free; "
-            "see --replay disk of kstep train, or run it elsewhere"
+            f"a run needs about {needed:.1f} GB of memory and {free:.1f} GB are free; "
+            "use kstep train with --replay disk, or a machine with more memory"
         )
     if alone:
         workers = 1
     threads = threads or max(1, cores // min(workers or cores, fits))
-    # With --threads more than the cores, one run at a time still goes.
+    # One run at a time, even if --threads exceeds the cores.
     workers = workers or max(1, min(cores // threads, fits))
     overlap: Literal["auto", "off"] = "auto" if workers * threads < cores else "off"
     return workers, Slot(threads, needed, device, overlap)
@@ -254,7 +256,7 @@ class Local:
         pool = ThreadPoolExecutor(self.workers)
         try:
             for spec in specs:
-                future = pool.submit(carry_out, spec, slot, retries, stopping)
+                future = pool.submit(execute, spec, slot, retries, stopping)
                 future.add_done_callback(lambda done, spec=spec: finished.put((spec, done)))  # type: ignore[misc]
             left = len(specs)
             while left:
@@ -276,7 +278,7 @@ class Ray:
 
     address: str = "auto"
     node_deaths: int = 5
-    """How often Ray starts a run again, from its checkpoint, when its worker or node dies."""
+    """How often Ray restarts a run, from its checkpoint, when its worker or node dies."""
 
     def run(self, specs: Sequence[RunSpec], slot: Slot, retries: int) -> Events:
         ray = _import("ray")
@@ -288,14 +290,14 @@ class Ray:
                     f"no Ray cluster at '{self.address}': {error}. Start one with "
                     "`ray start --head`, or give --address"
                 ) from error
-        task = ray.remote(carry_out).options(
+        task = ray.remote(execute).options(
             num_cpus=slot.threads,
             num_gpus=slot.gpus,
             memory=int(slot.memory_gb * 1e9),
             max_retries=self.node_deaths,
             scheduling_strategy="SPREAD",
         )
-        # More than the cluster can start would only make every question to it longer.
+        # More pending tasks than the cluster can start would only slow down every request to it.
         most = 4 * max(int(ray.cluster_resources().get("CPU", 1)), 1)
         waiting = iter(specs)
         running: dict[Any, RunSpec] = {}
@@ -327,10 +329,10 @@ class Slurm:
 
     partition: str | None = None
     minutes: int = 24 * 60
-    """Time limit of one job; a run that meets it is submitted again and goes on."""
+    """Time limit of one job; a run that reaches it is resubmitted and resumes."""
     at_once: int = 100
     cluster: str | None = None
-    """`local` runs the jobs here, as a rehearsal."""
+    """`local` runs the jobs on this machine, for tests."""
 
     def run(self, specs: Sequence[RunSpec], slot: Slot, retries: int) -> Events:
         submitit = _import("submitit")
@@ -356,7 +358,7 @@ class Slurm:
                 for job in finished:
                     try:
                         outcome = job.result()
-                    except Exception as error:  # submitit's own kinds are many
+                    except Exception as error:  # submitit raises many kinds
                         outcome = Outcome("failed", error=str(error))
                     yield left.pop(job), outcome
                 if not finished:
@@ -369,22 +371,22 @@ class Slurm:
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """One run as submitit wants it: callable, and able to say how it goes on after preemption."""
+    """One run as submitit needs it: callable, and resubmitted after preemption."""
 
     spec: RunSpec
     slot: Slot
     retries: int
 
     def __call__(self) -> Outcome:
-        return carry_out(self.spec, self.slot, self.retries)
+        return execute(self.spec, self.slot, self.retries)
 
     def checkpoint(self) -> Any:
-        """Submit the same run again; its process, on its leash, writes a checkpoint as it ends."""
+        """Resubmit the same run; its process dies with this one, after writing a checkpoint."""
         return _import("submitit").helpers.DelayedSubmission(self)
 
 
 def _absolute(spec: RunSpec) -> RunSpec:
-    """Other machines have other working directories."""
+    """Return the run with absolute paths: other machines have other working directories."""
     encoder = spec.frozen_encoder
     return replace(
         spec,

@@ -1,10 +1,10 @@
 """Run `kstep` so that it does not outlive the process that started it.
 
-    python -m kstep.sweep.leash PARENT train ksl cartpole_swingup ...
+    python -P -m kstep.sweep.die_with_parent PARENT train ksl cartpole_swingup ...
 
-A worker of a cluster can be killed without a chance to end its children. An orphan would go on
-writing its run, and a second attempt elsewhere would wait for its lock. So the kernel is asked to
-send SIGTERM when the parent dies; training answers with a checkpoint and ends. Linux only;
+A worker of a cluster can be killed without a chance to end its children. An orphan would continue
+to write its run, and a second attempt elsewhere would wait for its lock. So the kernel is asked to
+send SIGTERM when the parent dies, upon which training writes a checkpoint and ends. Linux only;
 elsewhere it is plain `kstep`.
 """
 
@@ -23,7 +23,7 @@ def main() -> None:
     parent = int(sys.argv[1])
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # died before the kernel was asked
+        if os.getppid() != parent:  # it died before the kernel was asked
             sys.exit(130)
     sys.argv = ["kstep", *sys.argv[2:]]
     runpy.run_module("kstep", run_name="__main__", alter_sys=True)

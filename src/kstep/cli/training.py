@@ -1,0 +1,136 @@
+"""Training a run and looking at what it learned: train, eval, film, selfcheck."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import annotated_types as at
+from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction
+
+from kstep import names
+from kstep.run.runtime import Runtime
+from kstep.values import Count, Positive
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train an agent. The same command resumes a run that was stopped.
+
+    Example: kstep train ksl cartpole_swingup --preset cpu --seed 1
+    """
+
+    method: Positional[str]
+    """A method, such as ksl or sac_pixel (all of them: kstep list methods)."""
+    task: Positional[str]
+    """A task, such as cartpole_swingup, gym:<id> or toy_reach (kstep list tasks)."""
+    preset: str = "paper"
+    """paper: the paper's sizes. cpu: a compact encoder, a third of the work. debug: seconds."""
+    seed: Count = 1
+    """Decides everything random about the run."""
+    env_steps: Positive | None = None
+    """Budget in simulator steps, action repeats counted: 100_000, or 1e5 (100,000 unless the
+    preset has less)."""
+    set: UseAppendAction[tuple[str, ...]] = ()
+    """Change any setting: --set method.auxiliary.k=5 (keys: kstep show METHOD). May be repeated."""
+    runs: Path = Path("runs")
+    """Where run folders are kept."""
+    folder: Path | None = None
+    """This run's folder, instead of the usual one below --runs."""
+    runtime: OmitArgPrefixes[Runtime] = field(default_factory=Runtime)
+
+    def __call__(self) -> None:
+        names.check_method(self.method)
+        from kstep.run.start import start
+
+        start(
+            self.method,
+            self.task,
+            self.runtime,
+            preset=self.preset,
+            seed=self.seed,
+            env_steps=self.env_steps,
+            overrides=self.set,
+            runs=self.runs,
+            folder=self.folder,
+        )
+
+
+@dataclass(frozen=True)
+class Eval:
+    """Evaluate a run's newest checkpoint: greedy episodes, every return printed.
+
+    Example: kstep eval runs/cartpole_swingup/ksl-cpu/seed1 --episodes 20
+    """
+
+    run: Positional[Path]
+    """A run folder."""
+    episodes: Positive = 10
+    seed: Count = 0
+    """Which episodes: the same seed repeats the same starts."""
+    device: str = "cpu"
+
+    def __call__(self) -> None:
+        from kstep.report import evaluation
+
+        evaluation.show(self.run, episodes=self.episodes, seed=self.seed, device=self.device)
+
+
+@dataclass(frozen=True)
+class Film:
+    """Film a run's newest checkpoint as mp4.
+
+    Example: kstep film runs/cartpole_swingup/ksl-cpu/seed1 --output swingup.mp4
+    """
+
+    run: Positional[Path]
+    """A run folder."""
+    output: Path = Path("film.mp4")
+    episodes: Positive = 1
+    seed: Count = 0
+    height: int = 480
+    width: int = 640
+    camera: int | None = None
+    """A camera's number; the default is the agent's own."""
+    fps: Annotated[float, at.Gt(0.0)] | None = None
+    """Frames per second; the default is real time."""
+    device: str = "cpu"
+
+    def __call__(self) -> None:
+        from kstep.report.film import FilmConfig, film_run
+
+        look = FilmConfig(self.height, self.width, self.camera, self.fps)
+        options = {"episodes": self.episodes, "seed": self.seed}
+        result = film_run(self.run, self.output, look, device=self.device, **options)
+        print(f"{self.output}: return {result.mean:.1f}")
+
+
+@dataclass(frozen=True)
+class Selfcheck:
+    """Check that this installation learns: a short run with a known result.
+
+    Five to twenty minutes on two cores, on rendered images. Example: kstep selfcheck --quick
+    """
+
+    quick: bool = False
+    """A minute or so on the toy task, without MuJoCo and rendering."""
+    seed: Count = 1
+    """Another seed is another run; the expected band is the same."""
+    runs: Path = Path("runs")
+    """The run is kept below this folder; if interrupted, the same command resumes it."""
+    device: str = "cpu"
+    """cpu, cuda or mps."""
+    threads: Positive | None = None
+    """Processor threads; the default uses all cores."""
+
+    def __call__(self) -> None:
+        from rich.console import Console
+
+        from kstep.run import selfcheck
+
+        check = selfcheck.quick(self.seed) if self.quick else selfcheck.swingup(self.seed)
+        runtime = Runtime(self.device, self.threads)
+        if selfcheck.selfcheck(check, self.runs, runtime, Console()) == "below":
+            sys.exit(1)
