@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from kstep.analysis.spread import share, spread
 from scipy.stats import kstest, norm, ortho_group
 
 from kstep.analysis import evaluation_set, fit
 from kstep.analysis.collapse import collapse, effective_rank, uniformity
+from kstep.analysis.distances import share, typical_distance
 from kstep.analysis.evaluation_set import EvaluationSet
-from kstep.analysis.gradients import Angle, angles, direction, gradients, live_angles
+from kstep.analysis.gradients import gradients
 from kstep.analysis.horizon import horizon, predictions
 from kstep.analysis.perturbation import (
     PERTURBATIONS,
@@ -31,8 +30,8 @@ from kstep.analysis.saliency import Saliency, attention, overlay, sensitivity, s
 from kstep.analysis.state_probe import state_probe
 from kstep.analysis.temporal import temporal
 from kstep.auxiliary.ksl import KSL
-from kstep.nets.base import EncoderConfig
-from kstep.nets.encoder import PixelEncoder
+from kstep.nets.encoder import PixelEncoder, PixelEncoderConfig
+from kstep.run.update_angles import Angle, angles, direction, live_angles
 from kstep.types import KstepError
 from tests.make import agent_and_replay
 
@@ -79,7 +78,7 @@ def test_a_rotation_changes_nothing() -> None:
     assert temporal(latents, EPISODE).distance == pytest.approx(temporal(turned, EPISODE).distance)
     assert effective_rank(latents) == pytest.approx(effective_rank(turned))
     assert uniformity(latents) == pytest.approx(uniformity(turned))
-    assert spread(latents) == pytest.approx(spread(turned))
+    assert typical_distance(latents) == pytest.approx(typical_distance(turned))
     assert np.allclose(state_probe(latents, state, EPISODE), state_probe(turned, state, EPISODE))
 
 
@@ -98,8 +97,8 @@ def test_what_is_normalized_does_not_depend_on_scale() -> None:
 def test_spread_is_the_distance_of_two_random_states() -> None:
     left, right = RNG.integers(0, N, (2, 100_000))
     drawn = np.sqrt(np.mean(np.sum((LATENTS[left] - LATENTS[right]) ** 2, axis=1)))
-    assert spread(LATENTS) == pytest.approx(drawn, rel=0.01)
-    assert spread(np.array([[0.0], [2.0]])) == pytest.approx(np.sqrt(2.0))
+    assert typical_distance(LATENTS) == pytest.approx(drawn, rel=0.01)
+    assert typical_distance(np.array([[0.0], [2.0]])) == pytest.approx(np.sqrt(2.0))
     assert np.isnan(share(0.0, CONSTANT))
 
 
@@ -320,14 +319,14 @@ def test_angles_are_those_between_the_steps_that_were_taken(
 ) -> None:
     agent, replay = agent_and_replay(method)
     moved: dict[str, dict[str, torch.Tensor]] = {}
-    step = agent.optimizers._step
+    minimize = agent.optimizers.minimize
 
-    def watched(name: str, gradients: Sequence[torch.Tensor | None]) -> None:
+    def watched(name: str, loss: torch.Tensor, *, partly: bool = False) -> None:
         before = {key: p.detach().clone() for key, p in agent.encoder.named_parameters()}
-        step(name, gradients)
+        minimize(name, loss, partly=partly)
         moved[name] = {key: p.detach() - before[key] for key, p in agent.encoder.named_parameters()}
 
-    monkeypatch.setattr(agent.optimizers, "_step", watched)
+    monkeypatch.setattr(agent.optimizers, "minimize", watched)
     for _ in range(3):
         agent.update(replay)
     found = live_angles(agent.optimizers, agent.encoder)
@@ -366,10 +365,10 @@ def test_predictions_go_with_the_actions_taken_and_the_states_reached(
 ) -> None:
     monkeypatch.setattr(evaluation_set, "BATCH", batch)
     agent, _ = agent_and_replay(method)
-    assert isinstance(agent.task, KSL)
-    borrowed = agent.task.borrowed_layers
+    assert isinstance(agent.auxiliary, KSL)
+    borrowed = agent.auxiliary.borrowed_layers
     assert borrowed == (2 if method == "ksl-k1-l2" else 0)
-    layers = agent.core.critic.first_layers(borrowed) if borrowed else []
+    layers = agent.core.borrowed_layers(borrowed)
     encode = agent.encoder.features if method == "ksl-conv" else agent.encoder
     size, episode = agent.spec.frame_shape[0], np.repeat([0, 1], [6, 5])
     on = EvaluationSet(
@@ -387,14 +386,16 @@ def test_predictions_go_with_the_actions_taken_and_the_states_reached(
     with torch.no_grad():
         for index, begin in enumerate(begins):
             views = torch.from_numpy(on.stacks(np.arange(begin, begin + 5)))
-            target = agent.task.targets(agent.task_encoder, views[:, None])[:, 0].numpy()
+            target = agent.auxiliary.targets(agent.auxiliary_slow_encoder, views[:, None])[
+                :, 0
+            ].numpy()
             assert start[index] == pytest.approx(target[0], abs=1e-5)
             assert reached[index] == pytest.approx(target[1:], abs=1e-5)
             latent = encode(views[:1])
             for j in range(4):
                 action = torch.from_numpy(on.action[begin + j : begin + j + 1])
-                latent = agent.task.transition(latent, action, layers)
-                wanted = agent.task.predictor(agent.task.projector(latent))[0].numpy()
+                latent = agent.auxiliary.transition(latent, action, layers)
+                wanted = agent.auxiliary.predictor(agent.auxiliary.projector(latent))[0].numpy()
                 assert predicted[index, j] == pytest.approx(wanted, abs=1e-5)
     with pytest.raises(KstepError, match="longer than 9 decisions"):
         predictions(agent, on, 9)
@@ -440,7 +441,8 @@ def test_attention_is_where_the_map_is_active() -> None:
 
 @pytest.mark.parametrize("strides", [(2, 1, 1, 1), (2, 2, 1, 1)])
 def test_attention_lies_on_what_an_encoder_sees(strides: tuple[int, ...]) -> None:
-    config = EncoderConfig(strides=strides)  # its first weights look only at the middle pixel
+    # Its initial weights see only the middle pixel.
+    config = PixelEncoderConfig(strides=strides, init="delta_orthogonal")
     encoder = PixelEncoder(config, (84, 84, 3), 1)
     for row, column in ((11, 43), (59, 71)):
         image = np.zeros((1, 1, 84, 84, 3), np.uint8)

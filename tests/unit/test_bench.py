@@ -4,32 +4,32 @@ from __future__ import annotations
 
 import json
 import math
-import typing
 from collections.abc import Callable
-from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
 
 from kstep import native
 from kstep.agent import Agent
-from kstep.bench import measure, parts, renderers, results, steps
+from kstep.bench import measure, parts, results, steps
+from kstep.bench.options import SECTIONS, Options
 from kstep.bench.parts import Meter, convolution_flops, measured
-from kstep.bench.results import Measured, Promise
-from kstep.bench.sizes import QUICK, SECTIONS
-from kstep.bench.steps import KSL, RELEASED, SAC_PIXEL, Reading, Steps, step_name
+from kstep.bench.results import Measurements, Promise
+from kstep.bench.sizes import QUICK
+from kstep.bench.steps import KSL, RELEASED, SAC_PIXEL, Steps, Workload, step_name
 from kstep.bench.timing import Candidate, Times, interleave
 from kstep.cli import main
 from kstep.data.replay import Replay
-from kstep.methods import LearningConfig
 from kstep.native import Backend
+from kstep.nets.backends import NativeEncoder
+from kstep.nets.encoder import PixelEncoder
 from tests.make import agent_and_replay
 
 
 class Clock:
-    """Time that passes when told."""
+    """A clock that only work advances."""
 
     def __init__(self) -> None:
         self.time = 0.0
@@ -62,7 +62,7 @@ def test_everything_takes_its_turn_and_medians_leave_the_first_round_out() -> No
     assert times.ratio("a", "b") == {"ratio": 3.0, "rounds": [1.5, 25.0]}
 
 
-def test_threads_are_set_for_each_and_given_back() -> None:
+def test_threads_are_set_for_each_and_restored() -> None:
     before, seen = torch.get_num_threads(), []
 
     def work() -> dict[str, float]:
@@ -94,7 +94,7 @@ def backends() -> list[Backend]:
 
 @pytest.mark.parametrize("backend", backends())
 @pytest.mark.parametrize(
-    ("reading", "forward", "backward"),
+    ("workload", "forward", "backward"),
     [
         # Batches of 8. Critic: s' online, s' slow, s; KSL: 3 futures slow, s; every second: actor.
         (KSL, 8 * (3 + 4) + 8 / 2, 8 * 2),
@@ -103,9 +103,9 @@ def backends() -> list[Backend]:
     ],
 )
 def test_what_a_step_convolves(
-    reading: Reading, forward: float, backward: float, backend: Backend
+    workload: Workload, forward: float, backward: float, backend: Backend
 ) -> None:
-    candidate = Steps(QUICK).split(reading, backend, 1)
+    candidate = Steps(QUICK).split(workload, backend, 1)
     assert candidate.count == 2
     found = candidate.work()
     assert found is not None
@@ -133,21 +133,21 @@ def test_time_belongs_to_the_innermost_part() -> None:
     clock.time += 16
     meter.leave()
     clock.time += 32
-    found = meter.found()
+    found = meter.results()
     assert found["heads"] == 33_000
     assert found["sample"] == 8_000
     assert found["convolve backward"] == 4_000
     assert found["encode backward"] == found["encode"] == 22_000
 
 
-def test_watching_changes_nothing() -> None:
+def test_measuring_changes_nothing() -> None:
     (watched, replay), (free, same) = agent_and_replay("ksl"), agent_and_replay("ksl")
-    before = (Replay.transitions, torch.autograd.grad, torch.nn.Conv2d.forward)
+    before = (Replay.sequences, torch.autograd.grad, torch.nn.Conv2d.forward)
     for _ in range(3):
         with measured():
             watched.update(replay)
         free.update(same)
-    assert (Replay.transitions, torch.autograd.grad, torch.nn.Conv2d.forward) == before
+    assert (Replay.sequences, torch.autograd.grad, torch.nn.Conv2d.forward) == before
     expected = free.state()
     for name, tensor in watched.state().items():
         assert torch.equal(tensor, expected[name]), name
@@ -156,9 +156,9 @@ def test_watching_changes_nothing() -> None:
 def test_one_agent_serves_both_backends() -> None:
     agent = Steps(QUICK).agent(KSL)
     steps.use(agent, "native")
-    assert agent.encoder.backend == agent.slow_encoder.backend == "native"
+    assert type(agent.encoder) is type(agent.slow_encoder) is NativeEncoder
     steps.use(agent, "torch")
-    assert agent.encoder.backend == agent.slow_encoder.backend == "torch"
+    assert type(agent.encoder) is type(agent.slow_encoder) is PixelEncoder
 
 
 def test_a_line_is_a_line() -> None:
@@ -179,12 +179,12 @@ def taken(**rounds: list[float]) -> Times:
     return Times(dict(rounds), {name: {} for name in rounds})
 
 
-def all_of(times: Times, **changes: Any) -> Measured:
+def all_of(times: Times, **changes: Any) -> Measurements:
     known: dict[str, Any] = {
         "times": times,
         "threads": (1, 2),
         "backends": ("torch", "native"),
-        "readings": [SAC_PIXEL, KSL],
+        "workloads": [SAC_PIXEL, KSL],
         "ks": {},
         "batches": {},
         "memory": None,
@@ -192,7 +192,7 @@ def all_of(times: Times, **changes: Any) -> Measured:
         "convolution_inputs": 9,
         "convolution_maps": ((41, 41, 32),),
     }
-    return Measured(**{**known, **changes})
+    return Measurements(**{**known, **changes})
 
 
 def test_ratios_are_those_of_medians() -> None:
@@ -236,36 +236,14 @@ def test_rates_of_convolution() -> None:
     assert made["split"]["torch"]["share"]["encode"] == pytest.approx(6 / 11)
 
 
-def test_the_table_has_every_controlled_method_and_the_joint_forward_where_there_is_one() -> None:
-    names = [reading.name for reading in steps.readings()]
-    joint = any(field.name == "joint" for field in fields(LearningConfig))
+def test_the_table_has_every_controlled_method_and_every_reading() -> None:
+    names = [workload.name for workload in steps.workloads()]
     assert names == [
         *("sac_state", "sac_pixel", "rad", "drq", "curl", "sac_ae", "pi_sac", "proto_rl"),
-        *("ksl", "ksl-results", "ksl-released", "ksl aligned"),
-        *(["ksl aligned, joint"] if joint else []),
+        *("ksl", "ksl-results", "ksl-released"),
     ]
-    for reading in steps.readings():
-        QUICK.experiment(reading.method, reading.overrides).validate()
-
-
-def test_renderers_are_what_the_configuration_allows(monkeypatch: pytest.MonkeyPatch) -> None:
-    @dataclass(frozen=True)
-    class Without:
-        task: str
-
-    @dataclass(frozen=True)
-    class With:
-        task: str
-        renderer: Literal["quick", "exact"] = "exact"
-
-    hints = {Without: {"task": str}, With: {"task": str, "renderer": Literal["quick", "exact"]}}
-    monkeypatch.setattr(typing, "get_type_hints", hints.__getitem__)
-    monkeypatch.setattr(renderers, "EnvConfig", Without)
-    assert renderers.names() == ("exact",)
-    assert renderers.usual() == "exact"
-    monkeypatch.setattr(renderers, "EnvConfig", With)
-    assert renderers.names() == ("quick", "exact")
-    assert renderers.usual() == "exact"
+    for workload in steps.workloads():
+        QUICK.experiment(workload.method, workload.overrides).validate()
 
 
 def bench(*options: str) -> None:
@@ -299,7 +277,7 @@ def test_a_quick_runs_numbers_agree(quick: tuple[Path, dict[str, Any]]) -> None:
         name = f"{row['method']}/{row['backend']}/1"
         base = times[f"step sac_pixel/{row['backend']}/1"]
         assert row["normalized"] == pytest.approx(times[f"step {name}"] / base)
-    methods = [reading.name for reading in steps.readings()]
+    methods = [workload.name for workload in steps.workloads()]
     assert len(document["methods"]) == len(methods) * len(document["backends"])
     assert {row["method"] for row in document["plain"]} == {"ksl", "ksl-released"}
     for backend in document["backends"]:
@@ -358,14 +336,14 @@ def test_without_the_kernels_pytorch_is_measured_alone(monkeypatch: pytest.Monke
         raise native.Unavailable("not built")
 
     monkeypatch.setattr(measure, "require_native", unavailable)
-    run = measure._Run(measure.Options(quick=True))
+    run = measure._Run(Options(quick=True))
     assert run.backends == ("torch",)
     assert run.notices == ["native encoder: left out (not built)"]
     with pytest.raises(native.Unavailable):
-        measure._Run(measure.Options(quick=True, backend="native"))
+        measure._Run(Options(quick=True, backend="native"))
 
 
-def test_period_is_until_every_part_had_its_turn() -> None:
+def test_period_is_until_every_part_was_due() -> None:
     agent: Agent
-    agent, _ = agent_and_replay("ksl", "method.learning.actor_every=3")
+    agent, _ = agent_and_replay("ksl", "method.core.actor_every=3")
     assert steps.period(agent) == 6

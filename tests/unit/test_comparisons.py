@@ -18,7 +18,7 @@ from kstep.report import figures, paper, scores, wall_clock
 from kstep.report.comparisons import COMPARISONS
 from kstep.run import health
 from kstep.run import saved_encoders as encoders
-from kstep.run.folder import Run
+from kstep.run.folder import Run, RunFolder
 from kstep.run.runtime import Runtime
 from kstep.run.train import train
 from kstep.types import KstepError
@@ -405,7 +405,7 @@ def test_from_training_to_the_table_at_the_debug_size(
 def test_from_training_to_another_task_at_the_debug_size(
     debug_runs: Callable[..., Path], tmp_path: Path
 ) -> None:
-    (*_, newest) = encoders.saved_in(debug_runs("ksl"))
+    (*_, newest) = RunFolder(debug_runs("ksl")).saved_encoders()
     carried = debug_runs("sac_pixel", "toy_glide", newest)
     (row,) = asked("generalization", [carried], tmp_path)
     assert (row["label"], row["task"], row["runs"]) == ("ksl-debug", "toy_glide", "1")

@@ -22,7 +22,7 @@ from kstep.envs import EnvConfig, make, spec_of
 from kstep.report.analyze import beside_paper
 from kstep.rng import Streams
 from kstep.run import saved_encoders as encoders
-from kstep.run.folder import Run
+from kstep.run.folder import Run, RunFolder
 from kstep.run.runtime import Runtime
 from kstep.run.train import train
 from kstep.types import Counts, KstepError
@@ -60,7 +60,7 @@ def test_a_set_is_what_the_agent_went_through(runs: dict[str, Path], on: Path) -
     assert states.quantities == ("dot x", "dot y", "target x", "target y")
     assert set(states.episode) == {0, 1, 2, 3}
     assert states.provenance["digest"] == Run.open(runs["ksl"]).digest
-    # Enacting the stored actions gives the stored frames, rewards and states again.
+    # Replaying the stored actions gives the stored frames, rewards and states again.
     env = make(EnvConfig("toy_reach", size=48), 0)
     for number, seed in enumerate(states.provenance["episode_seeds"]):
         frame, _ = env.reset(seed=seed)
@@ -102,7 +102,7 @@ def test_a_damaged_set_is_refused(on: Path, tmp_path: Path) -> None:
 
 
 def test_encoders_are_saved_at_marks_and_load_as_functions(runs: dict[str, Path]) -> None:
-    files = encoders.saved_in(runs["ksl"])
+    files = RunFolder(runs["ksl"]).saved_encoders()
     assert [int(file.stem) for file in files] == [0, 60, 120, 130]
     saved = encoders.load(files[-1])
     assert (saved.label, saved.task, saved.seed, saved.env_steps) == (
@@ -141,7 +141,7 @@ def test_a_quick_encoder_is_the_same_up_to_rounding(tmp_path: Path) -> None:
 def test_saving_encoders_changes_nothing_and_survives_interruption(tmp_path: Path) -> None:
     plain = trained(tmp_path / "plain", "ksl", 130, None)
     whole = trained(tmp_path / "whole", "ksl", 130, 60)
-    assert not encoders.saved_in(plain)
+    assert not RunFolder(plain).saved_encoders()
     left, right = (
         (max((run / "checkpoints").iterdir()) / "agent.safetensors").read_bytes()
         for run in (plain, whole)
@@ -166,7 +166,7 @@ def test_what_cannot_be_saved_is_refused(tmp_path: Path) -> None:
 
 def test_cropping_methods_get_frames_of_their_size(runs: dict[str, Path], on: Path) -> None:
     states = EvaluationSet.load(on)
-    (file, *_) = encoders.saved_in(runs["rad"])
+    (file, *_) = RunFolder(runs["rad"]).saved_encoders()
     assert encoders.load(file).size == 64
     answer = analyze("temporal", subjects([file]), states)
     assert answer.rows[0]["label"] == "rad-debug"
@@ -238,7 +238,7 @@ def test_only_some_states_are_perturbed_and_the_table_says_how_many(on: Path) ->
         away = float(few["distance"]) - float(many["distance"])
         assert abs(away) < 6 * float(few["error"])
     assert list(states.spaced(3)) == [0, round((len(states) - 1) / 2), len(states) - 1]
-    with pytest.raises(KstepError, match="at least one state"):
+    with pytest.raises(KstepError, match="--perturbed must be at least 1"):
         analyze("perturbation", [plain], states, perturbed=0)
 
 
@@ -267,11 +267,11 @@ def test_a_survey_is_one_command(runs: dict[str, Path], on: Path, tmp_path: Path
         assert [row["states"] for row in csv.DictReader(file)] == ["5"] * 4
 
 
-def test_a_wrong_encoder_is_told_what_is_wrong(on: Path) -> None:
+def test_a_wrong_encoder_is_refused_with_the_reason(on: Path) -> None:
     states = EvaluationSet.load(on)
     for encode, complaint in (
         (lambda x: x.mean(), "one vector per state"),
-        (lambda x: np.full((len(x), 2), np.nan), "not finite"),
+        (lambda x: np.full((len(x), 2), np.nan), "non-finite"),
     ):
         with pytest.raises(KstepError, match=complaint):
             analyze("temporal", [Subject("bad", encode)], states)
@@ -308,7 +308,7 @@ def test_the_papers_changes_in_sensitivity_stand_beside_its_own_task_only() -> N
 
 
 def test_marks_are_obeyed_or_refused(runs: dict[str, Path], tmp_path: Path) -> None:
-    (file,) = [f for f in encoders.saved_in(runs["ksl"]) if encoders.mark_of(f) == 120]
+    (file,) = [f for f in RunFolder(runs["ksl"]).saved_encoders() if encoders.mark_of(f) == 120]
     assert [s.env_steps for s in subjects([runs["ksl"], file], [120])] == [120, 120]
     without = trained(tmp_path / "without", "ksl", 60, None)
     for paths, at, whole, complaint in (
@@ -344,7 +344,7 @@ def test_two_phases_are_in_the_label() -> None:
 
 def test_figures_keep_tasks_apart(runs: dict[str, Path], on: Path, tmp_path: Path) -> None:
     states = EvaluationSet.load(on)
-    (file,) = [f for f in encoders.saved_in(runs["ksl"]) if encoders.mark_of(f) == 120]
+    (file,) = [f for f in RunFolder(runs["ksl"]).saved_encoders() if encoders.mark_of(f) == 120]
     (one,) = subjects([file])
     both = [one, replace(one, task="elsewhere")]
     drawn = analyze("reward-pca", both, states).figure()

@@ -115,7 +115,7 @@ class _Run:
             # The default renderer, unless all renderers are measured anyway.
             quiet = "renderers" in self.options.sections
             note = (lambda text: None) if quiet else self.notices.append
-            only = renderers.usual()
+            only = renderers.USUAL
             return found + ([] if quiet else renderers.candidates(self.size, most, note, only))
         if section == "encoder":
             return [

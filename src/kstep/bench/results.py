@@ -111,7 +111,7 @@ def _split(found: Measurements) -> dict[str, Any]:
             "share": {part: inside[part] / total for part in PARTS},
             "total": total,
         }
-    decision = renderers.decision_name(renderers.usual())
+    decision = renderers.decision_name(renderers.USUAL)
     if split and decision in times:
         split["environment"] = {"ms": times.ms(decision)}
     if split and steps.SEQUENCES in times:
@@ -207,11 +207,11 @@ def _renderers(found: Measurements) -> list[dict[str, Any]]:
     return [
         {
             "renderer": name,
-            "frames_per_second": 1000 / found.times.ms(renderers.draw_name(name)),
+            "frames_per_second": 1000 / found.times.ms(renderers.frame_name(name)),
             "decision_ms": found.times.ms(renderers.decision_name(name)),
         }
-        for name in renderers.names()
-        if renderers.draw_name(name) in found.times
+        for name in renderers.NAMES
+        if renderers.frame_name(name) in found.times
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kstep.config import Experiment, resolve
+from kstep.methods import find
 
 TASK = "cartpole_swingup"
 """The task of the paper's wall-clock table."""
@@ -19,6 +20,7 @@ class Size:
     name: str
     preset: str
     overrides: tuple[str, ...]
+    """Of methods that see pixels."""
     rounds: int
     decisions: int
     """In the replay that learning steps sample from: more than a processor's caches hold."""
@@ -31,8 +33,9 @@ class Size:
     """Rendered per round and renderer."""
 
     def experiment(self, method: str, overrides: tuple[str, ...] = ()) -> Experiment:
-        everything = (*self.overrides, *overrides)
-        return resolve(method, TASK, preset=self.preset, overrides=everything)
+        if find(method).observation == "pixels":
+            overrides = (*self.overrides, *overrides)
+        return resolve(method, TASK, preset=self.preset, overrides=overrides)
 
 
 PAPER = Size(
