@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kstep.analysis.curves import Figure, canvas, lines
-from kstep.analysis.tables import Row
+from kstep.analysis.tables import Row, grouped
 from kstep.run.update_angles import Angle
 
 
@@ -51,8 +51,7 @@ def per_task(rows: Sequence[Row]) -> list[Row]:
     """Return the mean angles per label and task over all encoders of all runs: the paper's "on
     average, conflicting for all tasks" is a `pooled` below 0 in every row."""
     table: list[Row] = []
-    for label, task in dict.fromkeys((str(row["label"]), str(row["task"])) for row in rows):
-        own = [row for row in rows if (row["label"], row["task"]) == (label, task)]
+    for (label, task), own in grouped(rows, "label", "task").items():
         means = {
             name: _mean([float(row[name]) for row in own])
             for name in ("pooled", "mean", "mean_without_norms")
@@ -76,13 +75,14 @@ def figure(rows: Sequence[Row], layers: Sequence[Row]) -> Figure:
     left.set(title="all encoder parameters at once")
     lines(middle, rows, "mean_without_norms")
     middle.set(title="mean per tensor, no LayerNorm (notebook)")
-    each: dict[tuple[str, int], list[float]] = {}
-    for row in layers:
-        key = (f"{row['label']} {row['tensor']}", int(row["env_steps"]))
-        each.setdefault(key, []).append(float(row["cosine"]))
     means: list[Row] = [
-        {"label": name, "task": "", "env_steps": mark, "cosine": _mean(own)}
-        for (name, mark), own in each.items()
+        {
+            "label": f"{label} {tensor}",
+            "task": "",
+            "env_steps": mark,
+            "cosine": _mean([float(row["cosine"]) for row in own]),
+        }
+        for (label, tensor, mark), own in grouped(layers, "label", "tensor", "env_steps").items()
     ]
     lines(right, means, "cosine")
     right.set(title="per tensor, over tasks and runs")

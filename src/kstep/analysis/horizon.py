@@ -16,7 +16,7 @@ import torch
 from kstep.agent import Agent
 from kstep.analysis.curves import Figure, canvas
 from kstep.analysis.evaluation_set import EvaluationSet
-from kstep.analysis.tables import Row
+from kstep.analysis.tables import Row, grouped
 from kstep.auxiliary.ksl import KSL
 from kstep.data.batches import to_device
 from kstep.types import Array, KstepError
@@ -79,11 +79,7 @@ def predictions(agent: Agent, on: EvaluationSet, ahead: int) -> tuple[Array, Arr
         first += len(view)
     target = torch.cat(targets)
     reached = target[starts[:, None] + np.arange(1, ahead + 1)]
-    return (
-        torch.cat(predicted).cpu().numpy(),
-        reached.cpu().numpy(),
-        target[starts].cpu().numpy(),
-    )
+    return (torch.cat(predicted).cpu().numpy(), reached.cpu().numpy(), target[starts].cpu().numpy())
 
 
 def _unit(vectors: Array) -> Array:
@@ -96,14 +92,8 @@ def figure(rows: Sequence[Row]) -> Figure:
     """Draw both distances over decisions ahead, one pair of lines per run."""
     shown = canvas(6.0, 3.8)
     axes = shown.subplots()
-    runs = dict.fromkeys((row["label"], row["task"], row["seed"], row["env_steps"]) for row in rows)
-    for label, task, seed, env_steps in runs:
-        own = [
-            row
-            for row in rows
-            if (row["label"], row["task"], row["seed"], row["env_steps"])
-            == (label, task, seed, env_steps)
-        ]
+    runs = grouped(rows, "label", "task", "seed", "env_steps")
+    for (label, task, seed, env_steps), own in runs.items():
         ahead = [int(row["ahead"]) for row in own]
         name = f"{label} {task} seed {seed} at {env_steps:,}"
         (line,) = axes.plot(ahead, [float(row["model"]) for row in own], label=name)

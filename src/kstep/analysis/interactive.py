@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kstep.analysis.tables import Row
+from kstep.analysis.tables import Row, grouped
 from kstep.types import Array
 
 PAGE = """<!doctype html>
@@ -63,12 +63,10 @@ def page(points: Sequence[Row], title: str = "reward-pca") -> str:
     """Return the page for the rows of the table `reward-pca-points`."""
     rewards = np.array([float(point["reward"]) for point in points])
     low, high = float(rewards.min()), float(rewards.max())
-    by_encoder: dict[str, list[Row]] = {}
-    for p in points:
-        name = f"{p['label']} {p['task']} seed {p['seed']} at {int(p['env_steps']):,} env_steps"
-        by_encoder.setdefault(name, []).append(p)
     clouds = []
-    for name, own in by_encoder.items():
+    for whose, own in grouped(points, "label", "task", "seed", "env_steps").items():
+        label, task, seed, mark = whose
+        name = f"{label} {task} seed {seed} at {mark:,} env_steps"
         level = (np.array([float(p["reward"]) for p in own]) - low) / ((high - low) or 1.0)
         clouds.append({"name": name, "points": _scaled(own, level).round(3).tolist()})
     # "</" anywhere would end the script.

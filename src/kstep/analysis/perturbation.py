@@ -29,7 +29,7 @@ from scipy.special import ndtri
 
 from kstep.analysis.curves import Figure, canvas, lines
 from kstep.analysis.distances import share
-from kstep.analysis.tables import Row
+from kstep.analysis.tables import Row, Value, grouped
 from kstep.data.augment import cut
 from kstep.types import Array
 
@@ -115,7 +115,7 @@ def perturbation(versions: Array, unperturbed: Array) -> Perturbation:
     return Perturbation(distance, share(distance, unperturbed), error, count)
 
 
-def changes_in_sensitivity(rows: Sequence[Row]) -> list[dict[str, str | int | float]]:
+def changes_in_sensitivity(rows: Sequence[Row]) -> list[dict[str, Value]]:
     """Return per label, task and perturbation the mean absolute difference from one saved encoder
     to the next, over marks and then over seeds: the paper's appendix table.
 
@@ -123,23 +123,16 @@ def changes_in_sensitivity(rows: Sequence[Row]) -> list[dict[str, str | int | fl
     run also saves its last encoder, at whatever step that is.
     """
     changes = []
-    for label, task, kind in dict.fromkeys(
-        (str(row["label"]), str(row["task"]), str(row["perturbation"])) for row in rows
-    ):
-        own = [
-            row
-            for row in rows
-            if (row["label"], row["task"], row["perturbation"]) == (label, task, kind)
-            and int(row["env_steps"]) > 0
-        ]
-        gaps = {seed: _gaps([row for row in own if row["seed"] == seed]) for seed in _seeds(own)}
+    for (label, task, kind), own in grouped(rows, "label", "task", "perturbation").items():
+        trained = [row for row in own if int(row["env_steps"]) > 0]
+        gaps = {seed: _gaps(of_run) for (seed,), of_run in grouped(trained, "seed").items()}
         apart = Counter(far for found in gaps.values() for far, _, _ in found)
         usual = max(apart, key=lambda far: (apart[far], far), default=0)
         kept = {
             seed: [(before, after) for far, before, after in found if far == usual]
             for seed, found in gaps.items()
         }
-        change: dict[str, str | int | float] = {
+        change: dict[str, Value] = {
             "label": label,
             "task": task,
             "perturbation": kind,
@@ -155,10 +148,6 @@ def changes_in_sensitivity(rows: Sequence[Row]) -> list[dict[str, str | int | fl
             change[column] = float(np.mean(per_seed)) if per_seed else float("nan")
         changes.append(change)
     return changes
-
-
-def _seeds(rows: Sequence[Row]) -> list[object]:
-    return list(dict.fromkeys(row["seed"] for row in rows))
 
 
 def _gaps(rows: Sequence[Row]) -> list[tuple[int, Row, Row]]:

@@ -70,25 +70,12 @@ class Subject:
 
     @classmethod
     def of(cls, saved: SavedEncoder, run: Path | None = None) -> Subject:
-        return cls(
-            saved.label,
-            saved,
-            saved.task,
-            saved.seed,
-            saved.env_steps,
-            saved.size,
-            saved.stack,
-            run,
-        )
+        identity = (saved.task, saved.seed, saved.env_steps)
+        return cls(saved.label, saved, *identity, saved.size, saved.stack, run)
 
     @property
     def identity(self) -> dict[str, str | int]:
-        return {
-            "label": self.label,
-            "task": self.task,
-            "seed": self.seed,
-            "env_steps": self.env_steps,
-        }
+        return {name: getattr(self, name) for name in ("label", "task", "seed", "env_steps")}
 
     def saved(self, question: str) -> SavedEncoder:
         if not isinstance(self.encode, SavedEncoder):
@@ -133,7 +120,6 @@ class Question:
     """A question: how to answer it for one encoder, and how to draw all answers."""
 
     name: str
-    summary: str
     ask: Callable[[Case], Findings]
     draw: Callable[[Tables, dict[str, Array]], Figure]
     summarize: Callable[[Tables], Tables] = lambda tables: {}
@@ -339,10 +325,7 @@ def _gradients(case: Case) -> Findings:
         return Findings()  # one optimizer only, or no update yet
     layers = [case.row(tensor=name, cosine=angle.cosine) for name, angle in found.items()]
     return Findings(
-        {
-            "gradients": [case.row(**asdict(gradients.gradients(found)))],
-            "gradients-layers": layers,
-        }
+        {"gradients": [case.row(**asdict(gradients.gradients(found)))], "gradients-layers": layers}
     )
 
 
@@ -409,62 +392,28 @@ QUESTIONS: dict[str, Question] = {
     for question in (
         Question(
             "reward-pca",
-            "principal components coloured by reward, and how separable it is",
             _reward_pca,
             lambda t, v: reward_pca.figure(t["reward-pca"], t["reward-pca-points"]),
             pages=lambda t: {"reward-pca": interactive.page(t["reward-pca-points"])},
         ),
-        Question(
-            "reward-mse",
-            "error of a linear prediction of the reward, in-sample and held-out",
-            _reward_mse,
-            lambda t, v: reward_mse.figure(t["reward-mse"]),
-        ),
+        Question("reward-mse", _reward_mse, lambda t, v: reward_mse.figure(t["reward-mse"])),
         Question(
             "perturbation",
-            "how far latents move under translation, erasing, noise, flipping",
             _perturbation,
             lambda t, v: perturbation.figure(t["perturbation"]),
             _changes,
         ),
-        Question(
-            "temporal",
-            "how far latents move from one decision to the next",
-            _temporal,
-            lambda t, v: temporal.figure(t["temporal"]),
-        ),
+        Question("temporal", _temporal, lambda t, v: temporal.figure(t["temporal"])),
         Question(
             "gradients",
-            "cosine between the critic's and the auxiliary task's update directions",
             _gradients,
             lambda t, v: gradients.figure(t["gradients"], t["gradients-layers"]),
             lambda t: {"gradients-tasks": gradients.per_task(t["gradients"])},
         ),
-        Question(
-            "collapse",
-            "effective rank, standard deviation per dimension, uniformity",
-            _collapse,
-            lambda t, v: collapse.figure(t["collapse"]),
-        ),
-        Question(
-            "state-probe",
-            "how well joint positions and velocities can be read",
-            _state_probe,
-            lambda t, v: state_probe.figure(t["state-probe"]),
-        ),
-        Question(
-            "horizon",
-            "how far ahead KSL's transition model beats standing still",
-            _horizon,
-            lambda t, v: horizon.figure(t["horizon"]),
-            whole_runs=True,
-        ),
-        Question(
-            "saliency",
-            "where the encoder looks, as a video",
-            _saliency,
-            lambda t, v: saliency.figure(list(v.items())),
-        ),
+        Question("collapse", _collapse, lambda t, v: collapse.figure(t["collapse"])),
+        Question("state-probe", _state_probe, lambda t, v: state_probe.figure(t["state-probe"])),
+        Question("horizon", _horizon, lambda t, v: horizon.figure(t["horizon"]), whole_runs=True),
+        Question("saliency", _saliency, lambda t, v: saliency.figure(list(v.items()))),
     )
 }
 GROUPS: dict[str, tuple[str, ...]] = {

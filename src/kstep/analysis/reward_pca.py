@@ -17,7 +17,7 @@ import numpy as np
 from kstep.analysis import fit
 from kstep.analysis.curves import Figure, canvas
 from kstep.analysis.distances import centred
-from kstep.analysis.tables import Row
+from kstep.analysis.tables import Row, grouped
 from kstep.types import Array
 
 COMPONENTS = 3
@@ -94,26 +94,22 @@ def separability(latents: Array, high: Array, episode: Array) -> float:
 def figure(rows: Sequence[Row], points: Sequence[Row]) -> Figure:
     """Draw the first two components, a row per method and task, a column per mark; colour is the
     reward. Only the first seed is shown: projections of different seeds are not comparable."""
-    whose = list(dict.fromkeys((str(row["label"]), str(row["task"])) for row in rows))
+    whose = list(grouped(rows, "label", "task"))
     marks = sorted({int(row["env_steps"]) for row in rows})
     shown = canvas(3.2 * len(marks) + 0.8, 3.0 * len(whose))
     grid = shown.subplots(len(whose), len(marks), squeeze=False)
     rewards = [float(point["reward"]) for point in points]
+    encoders = grouped(rows, "label", "task", "env_steps")
+    clouds = grouped(points, "label", "task", "env_steps", "seed")
     dots = None
     for (label, task), line in zip(whose, grid, strict=True):
         for mark, axes in zip(marks, line, strict=True):
-            here = [
-                row
-                for row in rows
-                if (row["label"], row["task"], row["env_steps"]) == (label, task, mark)
-            ]
             axes.set(xticks=[], yticks=[])
-            if not here:
+            if (label, task, mark) not in encoders:
                 axes.set_axis_off()
                 continue
-            first = here[0]
-            same = ("label", "task", "seed", "env_steps")
-            own = [point for point in points if all(point[name] == first[name] for name in same)]
+            first = encoders[label, task, mark][0]
+            own = clouds[label, task, mark, first["seed"]]
             dots = axes.scatter(
                 [float(point["pc1"]) for point in own],
                 [float(point["pc2"]) for point in own],

@@ -13,7 +13,7 @@ import numpy as np
 
 from kstep.analysis import fit
 from kstep.analysis.curves import Figure, canvas
-from kstep.analysis.tables import Row
+from kstep.analysis.tables import Row, grouped
 from kstep.types import Array
 
 
@@ -28,27 +28,16 @@ def state_probe(latents: Array, state: Array, episode: Array) -> Array:
 
 def figure(rows: Sequence[Row]) -> Figure:
     """Draw a bar per quantity and method (and task): its newest encoder, mean over seeds."""
-    newest: dict[tuple[str, str], int] = {}
-    for row in rows:
-        whose, at = (str(row["label"]), str(row["task"])), int(row["env_steps"])
-        newest[whose] = max(at, newest.get(whose, at))
-    tasks = {task for _, task in newest}
+    encoders = grouped(rows, "label", "task")
+    tasks = {task for _, task in encoders}
     quantities = list(dict.fromkeys(str(row["quantity"]) for row in rows))
     shown = canvas(7.0, 1.2 + 0.28 * len(quantities))
     axes = shown.subplots()
-    height = 0.8 / len(newest)
-    for index, ((label, task), at) in enumerate(newest.items()):
-        means = [
-            np.mean(
-                [
-                    float(row["r2"])
-                    for row in rows
-                    if (row["label"], row["task"]) == (label, task)
-                    and (row["env_steps"], row["quantity"]) == (at, quantity)
-                ]
-            )
-            for quantity in quantities
-        ]
+    height = 0.8 / len(encoders)
+    for index, ((label, task), own) in enumerate(encoders.items()):
+        at = max(int(row["env_steps"]) for row in own)
+        newest = grouped((row for row in own if row["env_steps"] == at), "quantity")
+        means = [np.mean([float(row["r2"]) for row in newest[q,]]) for q in quantities]
         name = f"{label}, {task}" if len(tasks) > 1 else label
         positions = np.arange(len(quantities)) + index * height
         axes.barh(positions, np.maximum(means, -1.0), height, label=f"{name} at {at:,}")

@@ -14,6 +14,14 @@ Row: TypeAlias = Mapping[str, Value]
 """One line of a table; `label`, `task`, `seed` and `env_steps` identify the encoder."""
 
 
+def grouped(rows: Iterable[Row], *columns: str) -> dict[tuple[Value, ...], list[Row]]:
+    """Return the rows by their values in these columns, in order of appearance."""
+    groups: dict[tuple[Value, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[column] for column in columns), []).append(row)
+    return groups
+
+
 def write_table(path: Path, rows: Sequence[Row]) -> Path:
     """Write rows as CSV, numbers to six digits."""
     with path.open("w", newline="") as file:

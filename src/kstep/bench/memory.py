@@ -7,7 +7,6 @@ and one for evaluation, takes a few learning steps and prints the system's figur
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -25,8 +24,8 @@ STEPS = 4
 
 def measure(size: Size, backend: Backend, threads: int) -> dict[str, Any]:
     """Measure in a separate process."""
-    command = [sys.executable, "-P", "-m", "kstep.bench.memory"]
-    command += ["--size", size.name, "--backend", backend, "--threads", str(threads)]
+    what = json.dumps([size.name, backend, threads])
+    command = [sys.executable, "-P", "-m", "kstep.bench.memory", what]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
@@ -95,13 +94,8 @@ def here(size: Size, backend: Backend, threads: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--size", choices=[PAPER.name, QUICK.name], required=True)
-    parser.add_argument("--backend", choices=["torch", "native"], required=True)
-    parser.add_argument("--threads", type=int, required=True)
-    options = parser.parse_args()
-    size = PAPER if options.size == PAPER.name else QUICK
-    print(json.dumps(here(size, options.backend, options.threads)))
+    name, backend, threads = json.loads(sys.argv[1])
+    print(json.dumps(here(PAPER if name == PAPER.name else QUICK, backend, threads)))
 
 
 if __name__ == "__main__":

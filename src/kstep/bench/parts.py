@@ -15,6 +15,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -90,25 +91,23 @@ class Meter:
 def measured() -> Iterator[Meter]:
     """Measure every learning step inside the block."""
     meter = Meter()
-    wraps = [
-        (Replay, "sequences", _timed(meter, "sample")),
-        (Ema, "step", _timed(meter, "slow copies")),
-        *(
-            (kind, "features", _encoding(meter))
-            for kind in (PixelEncoder, NativeEncoder, CompiledEncoder, BFloat16Encoder)
-        ),
-        (nn.Conv2d, "forward", _convolving(meter)),
-        (torch.autograd, "grad", _returning(meter)),
-        (torch.autograd, "backward", _returning(meter)),
-        *(
-            (kind, "train_view", _timed(meter, "shift"))
-            for kind in (Augment, *Augment.__subclasses__())
-            if "train_view" in vars(kind)
-        ),
+    wraps: list[tuple[Any, str, Callable[[Function], Function]]] = [
+        (Replay, "sequences", partial(_timed, meter, "sample")),
+        (Ema, "step", partial(_timed, meter, "slow copies")),
+        (nn.Conv2d, "forward", partial(_convolving, meter)),
+        (torch.autograd, "grad", partial(_returning, meter)),
+        (torch.autograd, "backward", partial(_returning, meter)),
     ]
+    for encoder in (PixelEncoder, NativeEncoder, CompiledEncoder, BFloat16Encoder):
+        wraps.append((encoder, "features", partial(_encoding, meter)))
+    for augment in (Augment, *Augment.__subclasses__()):
+        if "train_view" in vars(augment):
+            wraps.append((augment, "train_view", partial(_timed, meter, "shift")))
     with ExitStack() as stack:
         for owner, name, wrap in wraps:
-            stack.enter_context(_replaced(owner, name, wrap))
+            original = vars(owner)[name]
+            stack.callback(setattr, owner, name, original)
+            setattr(owner, name, wrap(original))
         for handle in (
             register_optimizer_step_pre_hook(lambda *_: meter.enter("optimizer")),
             register_optimizer_step_post_hook(lambda *_: meter.leave()),
@@ -120,84 +119,62 @@ def measured() -> Iterator[Meter]:
 Function = Callable[..., Any]
 
 
-@contextmanager
-def _replaced(owner: Any, name: str, wrap: Callable[[Function], Function]) -> Iterator[None]:
-    original = vars(owner)[name]
-    setattr(owner, name, wrap(original))
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
+def _timed(meter: Meter, part: str, original: Function) -> Function:
+    def call(*arguments: Any, **options: Any) -> Any:
+        meter.enter(part)
+        try:
+            return original(*arguments, **options)
+        finally:
+            meter.leave()
+
+    return call
 
 
-def _timed(meter: Meter, part: str) -> Callable[[Function], Function]:
-    def wrap(original: Function) -> Function:
-        def call(*arguments: Any, **options: Any) -> Any:
-            meter.enter(part)
-            try:
-                return original(*arguments, **options)
-            finally:
-                meter.leave()
+def _encoding(meter: Meter, original: Function) -> Function:
+    timed = _timed(meter, "encode forward", original)
 
-        return call
+    def call(self: PixelEncoder, observation: Tensor) -> Tensor:
+        if meter.part == "encode forward":  # one way to compute features calls another
+            return original(self, observation)  # type: ignore[no-any-return]
+        features: Tensor = timed(self, observation)
+        meter.images[FORWARD] += len(observation)
 
-    return wrap
+        def arrived(gradient: Tensor) -> None:
+            meter.images[BACKWARD] += len(observation)
+            meter.enter("encode backward")
 
+        if features.requires_grad:
+            features.register_hook(arrived)  # type: ignore[no-untyped-call]
+        return features
 
-def _encoding(meter: Meter) -> Callable[[Function], Function]:
-    def wrap(original: Function) -> Function:
-        timed = _timed(meter, "encode forward")(original)
-
-        def call(self: PixelEncoder, observation: Tensor) -> Tensor:
-            if meter.part == "encode forward":  # one way to compute features calls another
-                return original(self, observation)  # type: ignore[no-any-return]
-            features: Tensor = timed(self, observation)
-            meter.images[FORWARD] += len(observation)
-
-            def arrived(gradient: Tensor) -> None:
-                meter.images[BACKWARD] += len(observation)
-                meter.enter("encode backward")
-
-            if features.requires_grad:
-                features.register_hook(arrived)  # type: ignore[no-untyped-call]
-            return features
-
-        return call
-
-    return wrap
+    return call
 
 
-def _convolving(meter: Meter) -> Callable[[Function], Function]:
-    def wrap(original: Function) -> Function:
-        timed = _timed(meter, "convolve forward")(original)
+def _convolving(meter: Meter, original: Function) -> Function:
+    timed = _timed(meter, "convolve forward", original)
 
-        def call(self: nn.Conv2d, x: Tensor) -> Tensor:
-            if meter.part != "encode forward":  # a head's convolution
-                return original(self, x)  # type: ignore[no-any-return]
-            y: Tensor = timed(self, x)
-            if y.requires_grad:
-                y.register_hook(lambda _: meter.enter("convolve backward"))  # type: ignore[no-untyped-call]
-            if x.requires_grad:
-                x.register_hook(lambda _: meter.leave())  # type: ignore[no-untyped-call]
-            return y
+    def call(self: nn.Conv2d, x: Tensor) -> Tensor:
+        if meter.part != "encode forward":  # a head's convolution
+            return original(self, x)  # type: ignore[no-any-return]
+        y: Tensor = timed(self, x)
+        if y.requires_grad:
+            y.register_hook(lambda _: meter.enter("convolve backward"))  # type: ignore[no-untyped-call]
+        if x.requires_grad:
+            x.register_hook(lambda _: meter.leave())  # type: ignore[no-untyped-call]
+        return y
 
-        return call
-
-    return wrap
+    return call
 
 
-def _returning(meter: Meter) -> Callable[[Function], Function]:
-    def wrap(original: Function) -> Function:
-        def call(*arguments: Any, **options: Any) -> Any:
-            depth = meter.depth
-            try:
-                return original(*arguments, **options)
-            finally:
-                meter.leave_to(depth)
+def _returning(meter: Meter, original: Function) -> Function:
+    def call(*arguments: Any, **options: Any) -> Any:
+        depth = meter.depth
+        try:
+            return original(*arguments, **options)
+        finally:
+            meter.leave_to(depth)
 
-        return call
-
-    return wrap
+    return call
 
 
 def convolution_flops(

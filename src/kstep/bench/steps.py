@@ -11,6 +11,7 @@ import importlib.util
 import json
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -130,6 +131,21 @@ class Steps:
 
     def step(self, workload: Workload, backend: Backend, threads: int) -> Candidate:
         """Learning steps until every part was due; results are per step."""
+        work, count = self._updates(workload, backend)
+        return Candidate(step_name(workload, backend, threads), work, count, threads)
+
+    def split(self, workload: Workload, backend: Backend, threads: int) -> Candidate:
+        """The same, with the time of each part."""
+        updates, count = self._updates(workload, backend)
+
+        def work() -> dict[str, float]:
+            with measured() as meter:
+                updates()
+            return meter.results()
+
+        return Candidate(f"split {workload.name}/{backend}", work, count, threads)
+
+    def _updates(self, workload: Workload, backend: Backend) -> tuple[Callable[[], None], int]:
         agent = self.agent(workload)
         replay, count = self.replay(agent), period(agent)
 
@@ -138,21 +154,7 @@ class Steps:
             for _ in range(count):
                 agent.update(replay)
 
-        return Candidate(step_name(workload, backend, threads), work, count, threads)
-
-    def split(self, workload: Workload, backend: Backend, threads: int) -> Candidate:
-        """The same, with the time of each part."""
-        agent = self.agent(workload)
-        replay, count = self.replay(agent), period(agent)
-
-        def work() -> dict[str, float]:
-            use(agent, backend)
-            with measured() as meter:
-                for _ in range(count):
-                    agent.update(replay)
-            return meter.results()
-
-        return Candidate(f"split {workload.name}/{backend}", work, count, threads)
+        return work, count
 
     def sequences(self, workload: Workload, threads: int) -> Candidate:
         """Sample and shift what the auxiliary task learns from."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from tyro.conf import Positional
+from tyro.conf import OmitArgPrefixes, Positional
 
+from kstep.analysis.options import Request
 from kstep.values import Count, Positive
 
 
@@ -41,45 +42,9 @@ class Analyze:
     Example: kstep analyze reward-mse runs/walker_walk/*/seed* --on sets/walker_walk
     """
 
-    question: Positional[str]
-    """About encoders: reward-pca, reward-mse, perturbation, temporal, gradients, collapse,
-    state-probe, horizon or saliency; latents: the five that need only one encoding of the states;
-    survey: those and perturbation. About returns, beside the paper's: main, tangential, k-l-grid,
-    conv-transition, optimizers or generalization. Also: wall-clock, environments."""
-    encoders: Positional[tuple[Path, ...]] = ()
-    """Run folders (all encoders they saved, or the newest checkpoint) or saved encoders; none: all
-    existing runs of the experiment behind the paper's figure."""
-    experiment: str = ""
-    """Whose runs, instead of those."""
-    scale: str = "paper"
-    """The scale of that experiment."""
-    runs: Path = Path("runs")
-    """Where its run folders are."""
-    on: Path | None = None
-    """An evaluation set (kstep evaluation-set), for all questions about encoders but gradients."""
-    output: Path = Path("analysis")
-    """Where tables and figures go; those of the same question are replaced."""
-    at: tuple[Count, ...] = ()
-    """Only encoders saved, or returns tabulated, at these env steps (the paper's PCA: 5000 10000
-    15000)."""
-    episodes: Positive | None = None
-    """Use only the set's first few episodes, to save time."""
-    perturbed: Positive = 250
-    """How many states perturbation changes, evenly spaced over the set; the paper: all of them."""
-    threads: Positive | None = None
+    analysis: OmitArgPrefixes[Request]
 
     def __call__(self) -> None:
         from kstep.report import analyze
 
-        written = analyze.run(
-            self.question,
-            self.encoders,
-            where=analyze.Where(self.experiment, self.scale, self.runs),
-            on=self.on,
-            output=self.output,
-            at=self.at,
-            episodes=self.episodes,
-            perturbed=self.perturbed,
-            threads=self.threads,
-        )
-        print(*written, sep="\n")
+        print(*analyze.run(self.analysis), sep="\n")

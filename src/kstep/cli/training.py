@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Annotated
 
 import annotated_types as at
-from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction
+from tyro.conf import OmitArgPrefixes, Positional
 
 from kstep import names
-from kstep.run.runtime import Runtime
+from kstep.run.runtime import RunRequest, Runtime
 from kstep.values import Count, Positive
 
 
@@ -22,40 +22,14 @@ class Train:
     Example: kstep train ksl cartpole_swingup --preset cpu --seed 1
     """
 
-    method: Positional[str]
-    """A method, such as ksl or sac_pixel (all of them: kstep list methods)."""
-    task: Positional[str]
-    """A task, such as cartpole_swingup, gym:<id> or toy_reach (kstep list tasks)."""
-    preset: str = "paper"
-    """paper: the paper's sizes. cpu: a compact encoder, a third of the work. debug: seconds."""
-    seed: Count = 1
-    """Decides everything random about the run."""
-    env_steps: Positive | None = None
-    """Budget in simulator steps, action repeats counted: 100_000, or 1e5 (100,000 unless the
-    preset has less)."""
-    set: UseAppendAction[tuple[str, ...]] = ()
-    """Change any setting: --set method.auxiliary.k=5 (keys: kstep show METHOD). May be repeated."""
-    runs: Path = Path("runs")
-    """Where run folders are kept."""
-    folder: Path | None = None
-    """This run's folder, instead of the usual one below --runs."""
+    run: OmitArgPrefixes[RunRequest]
     runtime: OmitArgPrefixes[Runtime] = field(default_factory=Runtime)
 
     def __call__(self) -> None:
-        names.check_method(self.method)
+        names.check_method(self.run.method)
         from kstep.run.start import start
 
-        start(
-            self.method,
-            self.task,
-            self.runtime,
-            preset=self.preset,
-            seed=self.seed,
-            env_steps=self.env_steps,
-            overrides=self.set,
-            runs=self.runs,
-            folder=self.folder,
-        )
+        start(self.run, self.runtime)
 
 
 @dataclass(frozen=True)

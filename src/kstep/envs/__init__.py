@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from kstep.envs.base import ControlEnv, spec_of, try_out
 from kstep.envs.tasks import PLANET, Task, names, parse
@@ -61,39 +62,21 @@ def make(config: EnvConfig, seed: int, *, apart: bool = False) -> ControlEnv:
 
         return RemoteEnv(config, seed)
     repeat = task.action_repeat if config.action_repeat is None else config.action_repeat
-    camera = task.camera if config.camera is None else config.camera
+    options: Any = {"observation": config.observation, "size": config.size, "seed": seed}
+    options["action_repeat"] = repeat
     if task.kind == "toy":
         from kstep.envs.toy import ToyEnv
 
-        return ToyEnv(
-            task.task,
-            observation=config.observation,
-            size=config.size,
-            action_repeat=repeat,
-            seed=seed,
-        )
+        return ToyEnv(task.task, **options)
     if task.kind == "gym":
         from kstep.envs.gymnasium import GymnasiumEnv
 
-        return GymnasiumEnv(
-            task.task,
-            observation=config.observation,
-            size=config.size,
-            action_repeat=repeat,
-            seed=seed,
-        )
+        return GymnasiumEnv(task.task, **options)
     _prepare_suite(needs_gl=config.observation == "pixels" and config.renderer != "raytraced")
     from kstep.envs.dmc import SuiteEnv
 
-    return SuiteEnv(
-        task,
-        observation=config.observation,
-        size=config.size,
-        action_repeat=repeat,
-        camera=camera,
-        renderer=config.renderer,
-        seed=seed,
-    )
+    camera = task.camera if config.camera is None else config.camera
+    return SuiteEnv(task, camera=camera, renderer=config.renderer, **options)
 
 
 MOST_LANES = 10

@@ -170,19 +170,10 @@ class RemoteEnv(ControlEnv):
             raise WorkerDied(answer)
         return answer
 
-    # Done by the worker.
-
-    def _begin(self, seed: int | None) -> None:
+    def _by_the_worker(self, *arguments: Any, **options: Any) -> Any:
         raise NotImplementedError
 
-    def _simulate(self, action: Array) -> tuple[float, bool, bool]:
-        raise NotImplementedError
-
-    def _state(self) -> Array:
-        raise NotImplementedError
-
-    def _draw(self, height: int, width: int, camera: int) -> Array:
-        raise NotImplementedError
+    _begin = _simulate = _state = _draw = _by_the_worker
 
 
 DESCRIBED = (

@@ -6,14 +6,14 @@ Without run folders, the existing ones of the experiment behind the paper's figu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from kstep import names
 from kstep.analysis.evaluation_set import EvaluationSet
-from kstep.analysis.perturbation import STATES
+from kstep.analysis.options import Request
 from kstep.analysis.questions import GROUPS, QUESTIONS, Answer, analyze_all, subjects
 from kstep.analysis.tables import Row
 from kstep.report import environments, paper, wall_clock
@@ -24,65 +24,47 @@ from kstep.sweep.plan import plan, with_variants
 from kstep.types import KstepError
 
 
-@dataclass(frozen=True)
-class Where:
-    """Which experiment's runs, where no folder is named."""
-
-    experiment: str = ""
-    """Empty: the one behind the paper's figure or table."""
-    scale: str = "paper"
-    runs: Path = Path("runs")
-
-    def folders(self, experiment: str, *, variants: bool = False) -> list[Path]:
-        """Return the experiment's runs that were evaluated; of two stages, the second."""
-        sweep = experiments.read(self.experiment or experiment, self.scale)
-        specs = plan(with_variants(sweep) if variants else sweep, self.runs)
-        if sweep.transfer and not self.experiment:
-            specs = [spec for spec in specs if spec.frozen_encoder is not None]
-        folders = [spec.folder for spec in specs if spec.run.evaluations_file.is_file()]
-        if not folders:
-            raise KstepError(
-                f"none of the {len(specs)} runs of {sweep.name}, scale {self.scale}, is below "
-                f"{self.runs}: kstep sweep {sweep.name} --scale {self.scale}, or name run folders"
-            )
-        return folders
-
-
-def run(
-    question: str,
-    named: Sequence[Path],
-    *,
-    where: Where,
-    on: Path | None,
-    output: Path,
-    at: Sequence[int] = (),
-    episodes: int | None = None,
-    perturbed: int = STATES,
-    threads: int | None = None,
-) -> list[Path]:
+def run(request: Request) -> list[Path]:
     """Answer a question or a group of them, or make a comparison; return the files written."""
+    question, named, output = request.question, request.encoders, request.output
     system.keep_freed_memory()
     if question in COMPARISONS:
         comparison = COMPARISONS[question]
-        folders = named or where.folders(question, variants=comparison.variants)
-        return comparison.write(folders, output, at)
+        folders = named or _folders(request, question, variants=comparison.variants)
+        return comparison.write(folders, output, request.at)
     if question == "wall-clock":
-        return wall_clock.write(named or where.folders(question, variants=True), output)
+        return wall_clock.write(named or _folders(request, question, variants=True), output)
     if question == "environments":
         return environments.write(output)
     known = (*QUESTIONS, *GROUPS, *COMPARISONS, "wall-clock", "environments")
     names.require(question, known, "question")
     experiment = "gradient-angles" if question == "gradients" else "representations"
-    questions = [QUESTIONS[name] for name in GROUPS.get(question, (question,))]
-    states = None if on is None else EvaluationSet.load(on)
-    if episodes is not None and states is not None:
-        states = states.first(episodes)
-    if threads is not None:
-        torch.set_num_threads(threads)
-    folders = named or where.folders(experiment)
-    encoders = subjects(folders, at, whole_runs=questions[0].whole_runs)
-    answers = analyze_all([each.name for each in questions], encoders, states, perturbed)
+    questions = GROUPS.get(question, (question,))
+    states = None if request.on is None else EvaluationSet.load(request.on)
+    if request.episodes is not None and states is not None:
+        states = states.first(request.episodes)
+    if request.threads is not None:
+        torch.set_num_threads(request.threads)
+    whole_runs = QUESTIONS[questions[0]].whole_runs
+    folders = named or _folders(request, experiment)
+    encoders = subjects(folders, request.at, whole_runs=whole_runs)
+    answers = analyze_all(questions, encoders, states, request.perturbed)
     return [path for answer in answers for path in beside_paper(answer).write(output)]
+
+
+def _folders(request: Request, experiment: str, *, variants: bool = False) -> Sequence[Path]:
+    """Return an experiment's runs that were evaluated; of two stages, the second."""
+    sweep = experiments.read(request.experiment or experiment, request.scale)
+    specs = plan(with_variants(sweep) if variants else sweep, request.runs)
+    if sweep.transfer and not request.experiment:
+        specs = [spec for spec in specs if spec.frozen_encoder is not None]
+    folders = [spec.folder for spec in specs if spec.run.evaluations_file.is_file()]
+    if not folders:
+        raise KstepError(
+            f"none of the {len(specs)} runs of {sweep.name}, scale {request.scale}, is below "
+            f"{request.runs}: kstep sweep {sweep.name} --scale {request.scale}, or name run folders"
+        )
+    return folders
 
 
 def beside_paper(answer: Answer) -> Answer:

@@ -7,14 +7,14 @@ has its n.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
+import polars as pl
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from kstep.analysis.tables import Row
+from kstep.analysis.tables import Row, grouped
 from kstep.report import scores, statistics
 from kstep.report.comparisons import cell, comparison_of
 from kstep.report.scores import exploring
@@ -23,9 +23,6 @@ from kstep.run.progress import say
 from kstep.sweep.experiments import Sweep
 from kstep.sweep.plan import RunSpec, plan, with_variants
 from kstep.types import KstepError
-
-if TYPE_CHECKING:
-    import polars as pl
 
 Scores = Mapping[str, Mapping[str, Mapping[int, float]]]
 """task -> label -> seed -> score."""
@@ -88,8 +85,6 @@ def absent(
 ) -> str:
     """Return a sentence about the runs without an evaluation at a mark: not started, not there
     yet, or failed. They are in none of the numbers, so a reader must know of them."""
-    import polars as pl
-
     present = set(table.filter(pl.col("mark") == mark)["digest"].to_list())
     expected = [
         spec
@@ -117,8 +112,8 @@ def per_task(cells: Sequence[Row]) -> Table:
     """Return mean ± sd (n) per cell; stars on the best as in the paper, and after Holm."""
     labels = list(dict.fromkeys(str(row["label"]) for row in cells))
     table = Table("task", *labels, "best against others", box=None)
-    for task in dict.fromkeys(row["task"] for row in cells):
-        own = {str(row["label"]): row for row in cells if row["task"] == task}
+    for (task,), of_task in grouped(cells, "task").items():
+        own = {str(row["label"]): row for row in of_task}
         shown = {label: cell(row) for label, row in own.items()}
         shown |= {label: f"[bold]{shown[label]}[/]" for label, row in own.items() if row["best"]}
         table.add_row(
@@ -167,21 +162,18 @@ def complete(found: Scores) -> list[str]:
     ]
 
 
-def aggregates(found: Scores, *, seed: int, repetitions: int = 2_000) -> Table:
-    """Return IQM, optimality gap, failed seeds and probability of improvement per label."""
+def aggregates(found: Scores, **draws: int) -> Table:
+    """Return IQM, optimality gap, failed seeds and probability of improvement per label; `draws`
+    are the seed and the repetitions of the bootstrap."""
     labels = complete(found)
     table = Table("method", "IQM", "optimality gap", "failed", box=None)
     first = max(labels, key=lambda label: float(statistics.iqm(matrix(found, label))), default="")
     table.add_column(f"P({first} better)")
     for label in labels:
         values = matrix(found, label)
-        better = statistics.improvement_interval(
-            matrix(found, first), values, seed=seed, repetitions=repetitions
-        )
-        middle = statistics.bootstrap(values, statistics.iqm, seed=seed, repetitions=repetitions)
-        gap = statistics.bootstrap(
-            values, statistics.optimality_gap, seed=seed, repetitions=repetitions
-        )
+        better = statistics.improvement_interval(matrix(found, first), values, **draws)
+        middle = statistics.bootstrap(values, statistics.iqm, **draws)
+        gap = statistics.bootstrap(values, statistics.optimality_gap, **draws)
         table.add_row(
             label,
             f"{_interval(middle)}, {middle.note}",
@@ -192,7 +184,7 @@ def aggregates(found: Scores, *, seed: int, repetitions: int = 2_000) -> Table:
     return table
 
 
-def profiles(found: Scores, *, seed: int, repetitions: int = 2_000) -> Table:
+def profiles(found: Scores, **draws: int) -> Table:
     """Return, per label, the share of its runs with a normalized score above each threshold."""
     labels = complete(found)
     table = Table("score above", *labels, box=None)
@@ -200,7 +192,7 @@ def profiles(found: Scores, *, seed: int, repetitions: int = 2_000) -> Table:
     for label in labels:
         values = matrix(found, label)
         share = statistics.performance_profile(values, THRESHOLDS)
-        low, high = statistics.profile_band(values, THRESHOLDS, seed=seed, repetitions=repetitions)
+        low, high = statistics.profile_band(values, THRESHOLDS, **draws)
         columns.append(
             [
                 _interval(Interval(float(a), float(b), float(c), len(values)))
@@ -212,14 +204,7 @@ def profiles(found: Scores, *, seed: int, repetitions: int = 2_000) -> Table:
     return table
 
 
-def efficiency(
-    rows: Sequence[Row],
-    marks: Sequence[int],
-    tasks: set[str],
-    *,
-    seed: int,
-    repetitions: int = 2_000,
-) -> Table:
+def efficiency(rows: Sequence[Row], marks: Sequence[int], tasks: set[str], **draws: int) -> Table:
     """Return the IQM over tasks at every mark, per label that has all the tasks there."""
     curves: dict[str, dict[int, Array]] = {}
     for mark in marks:
@@ -228,9 +213,7 @@ def efficiency(
             for label in complete(found):
                 curves.setdefault(label, {})[mark] = matrix(found, label)
     along = {
-        label: statistics.sample_efficiency(
-            curve, statistics.iqm, seed=seed, repetitions=repetitions
-        )
+        label: statistics.sample_efficiency(curve, statistics.iqm, **draws)
         for label, curve in curves.items()
     }
     table = Table("env steps", *along, box=None)
@@ -255,17 +238,12 @@ def beside(cells: Sequence[Row]) -> Table:
 
 def along_curves(cells: Sequence[Row]) -> Table:
     """Return, per curve that both have, at how many marks ours is inside, above or below."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for row in cells:
-        if row["paper_runs"] and int(row["env_steps"]) > 0:
-            key = (str(row["task"]), str(row["label"]))
-            found.setdefault(key, []).append(str(row["place"]))
-    table = Table(
-        "task", "method", "inside", "above", "below", "marks with too few seeds", box=None
-    )
-    for key, places in found.items():
-        words = ("inside", "above", "below", scores.FEW)
-        table.add_row(*key, *(str(places.count(word)) for word in words))
+    compared = [row for row in cells if row["paper_runs"] and int(row["env_steps"]) > 0]
+    words = ("inside", "above", "below", scores.FEW)
+    table = Table("task", "method", *words[:3], f"marks with {scores.FEW}", box=None)
+    for (task, label), own in grouped(compared, "task", "label").items():
+        places = [row["place"] for row in own]
+        table.add_row(str(task), str(label), *(str(places.count(word)) for word in words))
     return table
 
 

@@ -38,7 +38,6 @@ class Comparison:
     """Which runs belong in it, their labels, and the paper's numbers beside them."""
 
     name: str
-    summary: str
     identify: Identify
     beside: Beside
     layout: Layout = lambda task, label: (task, label)
@@ -202,7 +201,6 @@ COMPARISONS = {
     for comparison in (
         Comparison(
             "main",
-            "returns of methods per task",
             by_method,
             _returns("main", "tangential"),
             variants=True,
@@ -210,37 +208,19 @@ COMPARISONS = {
         ),
         Comparison(
             "tangential",
-            "KSL against PI-SAC and Proto-RL",
             only(*(n for n, of in VARIANT_OF.items() if of in ("ksl", "pi_sac", "proto_rl"))),
             _returns("tangential", "main"),
             variants=True,
         ),
-        Comparison(
-            "k-l-grid",
-            "k predictions by l shared layers",
-            by_k_and_l,
-            _returns("k-l-grid"),
-            grid_layout,
-        ),
+        Comparison("k-l-grid", by_k_and_l, _returns("k-l-grid"), grid_layout),
         Comparison(
             "conv-transition",
-            "dense against convolutional transition model",
             only("ksl", "ksl-conv"),
             _returns("main"),
             more=lambda folders, _: {"collapse": collapsed_runs(folders)},
         ),
-        Comparison(
-            "optimizers",
-            "separate optimizers against one",
-            only("ksl", "ksl-one-optimizer"),
-            _returns("main"),
-        ),
-        Comparison(
-            "generalization",
-            "frozen encoders on other tasks than their own",
-            by_source,
-            _returns("generalization"),
-        ),
+        Comparison("optimizers", only("ksl", "ksl-one-optimizer"), _returns("main")),
+        Comparison("generalization", by_source, _returns("generalization")),
     )
 }
 

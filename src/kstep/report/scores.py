@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
+import polars as pl
 
-from kstep.analysis.tables import Row
+from kstep.analysis.tables import Row, grouped
 from kstep.config import Experiment, resolve
 from kstep.report import paper
 from kstep.report.paper import PaperCell
@@ -24,9 +25,6 @@ from kstep.run.folder import Run
 from kstep.sweep import store
 from kstep.sweep.plan import RunSpec
 from kstep.types import KstepError
-
-if TYPE_CHECKING:
-    import polars as pl
 
 Identify: TypeAlias = Callable[[Experiment], Row]
 """The identity of a run in a comparison; raises for one that does not belong in it."""
@@ -148,20 +146,18 @@ def summary(rows: Sequence[Row], marks: Sequence[int], beside: Beside) -> list[R
     rival; `p` and `p_holm` are Welch's test of the best against this one.
     """
     table: list[Row] = []
+    counted = grouped((row for row in rows if not exploring(row)), "env_steps", "task")
     for mark in marks:
-        for task in dict.fromkeys(str(row["task"]) for row in rows):
-            here: dict[str, list[Row]] = {}
-            for row in rows:
-                if (row["task"], row["env_steps"]) == (task, mark) and not exploring(row):
-                    here.setdefault(str(row["label"]), []).append(row)
+        for task in dict.fromkeys(row["task"] for row in rows):
+            here = grouped(counted.get((mark, task), ()), "label")
             cells = {
-                label: summarize([float(row["score"]) for row in own])
-                for label, own in here.items()
+                str(label): summarize([float(row["score"]) for row in own])
+                for (label,), own in here.items()
             }
-            methods = {label: str(own[0]["method"]) for label, own in here.items()}
+            methods = {str(label): str(own[0]["method"]) for (label,), own in here.items()}
             best = paper.contest(cells, methods)
             for label, ours in cells.items():
-                first = here[label][0]
+                first = here[label,][0]
                 theirs = beside(first, mark)
                 won = best is not None and best.name == label
                 table.append(

@@ -12,10 +12,11 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from kstep.agent import Agent
+from kstep.bench.steps import spec_of
 from kstep.config import Experiment, resolve
+from kstep.optimizers import Group
 from kstep.rng import Streams
 from kstep.run.progress import say, terminal
-from kstep.types import EnvSpec
 from kstep.values import difference, encode
 from kstep.values import flat as flat_values
 
@@ -29,18 +30,10 @@ def show(method: str, diff: str | None, task: str, preset: str) -> None:
         show_difference(left, resolve(diff, task, preset=preset), console)
 
 
-def example_spec(experiment: Experiment) -> EnvSpec:
-    """The shapes of cartpole_swingup; enough to build an agent without a simulator."""
-    size = experiment.env.size
-    pixels = experiment.method.observation == "pixels"
-    shape = (size, size, 3) if pixels else (5,)
-    return EnvSpec(experiment.method.observation, shape, 1, 8, 125)
-
-
 def show_method(experiment: Experiment, console: Console) -> None:
     """Print what a method consists of."""
     method = experiment.method
-    agent = Agent(method, example_spec(experiment), Streams(0))
+    agent = Agent(method, spec_of(experiment), Streams(0))  # shapes of cartpole_swingup
     say(console, Text.assemble((method.name, "bold"), f": {method.summary}"))
     say(console, f"one update: {' -> '.join(_turns(agent))}")
     for line in _schedule(experiment):
@@ -121,11 +114,7 @@ def _ownership(agent: Agent) -> Table:
     table = Table("network", "parameters", "stepped by", "learning rate", title="who owns what")
     for module, owners in agent.optimizers.owners().items():
         groups = [agent.optimizers.groups[owner] for owner in owners]
-        count = sum(
-            parameter.numel()
-            for key, parameter in groups[0].named_parameters()
-            if key.split(".")[0] == module
-        )
+        count = _size(groups[0], module)
         if count:
             rates = ", ".join(f"{group.rate(module):g}" for group in groups)
             table.add_row(module, f"{count:,}", ", ".join(owners), rates)
@@ -142,7 +131,7 @@ def _gradients(agent: Agent) -> Table:
     return table
 
 
-def _size(group: Any, module: str) -> int:
+def _size(group: Group, module: str) -> int:
     return sum(p.numel() for key, p in group.named_parameters() if key.split(".")[0] == module)
 
 

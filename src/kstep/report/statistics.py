@@ -22,6 +22,7 @@ Array: TypeAlias = npt.NDArray[np.float64]
 Aggregate: TypeAlias = Callable[[Array], Array]
 """From (..., runs, tasks) to (...)."""
 
+CONFIDENCE = 0.95
 FEWEST_SEEDS = 3
 """With fewer there is no interval: it would reflect luck more than the method."""
 
@@ -117,16 +118,6 @@ def iqm(scores: npt.ArrayLike) -> Array:
     return np.asarray(flat[..., cut : flat.shape[-1] - cut].mean(axis=-1))
 
 
-def mean(scores: npt.ArrayLike) -> Array:
-    """Return the mean over tasks of the mean over runs."""
-    return np.asarray(_finite(scores).mean(axis=(-2, -1)))
-
-
-def median(scores: npt.ArrayLike) -> Array:
-    """Return the median over tasks of the mean over runs."""
-    return np.asarray(np.median(_finite(scores).mean(axis=-2), axis=-1))
-
-
 def optimality_gap(scores: npt.ArrayLike, target: float = 1.0) -> Array:
     """Return the mean shortfall from the target; scores above it count as the target."""
     return np.asarray(target - np.minimum(_finite(scores), target).mean(axis=(-2, -1)))
@@ -149,12 +140,7 @@ class Interval:
 
 
 def bootstrap(
-    scores: npt.ArrayLike,
-    aggregate: Aggregate,
-    *,
-    seed: int,
-    confidence: float = 0.95,
-    repetitions: int = 2_000,
+    scores: npt.ArrayLike, aggregate: Aggregate, *, seed: int, repetitions: int = 2_000
 ) -> Interval:
     """Return an aggregate with a stratified percentile bootstrap: resamples runs in each task."""
     values = _finite(scores, 2)
@@ -163,29 +149,19 @@ def bootstrap(
     if runs < FEWEST_SEEDS:
         return Interval(estimate, float("nan"), float("nan"), runs)
     draws = np.concatenate([aggregate(block) for block in _resamples(values, seed, repetitions)])
-    low, high = np.quantile(draws, [(1 - confidence) / 2, (1 + confidence) / 2])
+    low, high = _bounds(draws)
     return Interval(estimate, float(low), float(high), runs)
 
 
 def sample_efficiency(
-    curves: Mapping[int, npt.ArrayLike],
-    aggregate: Aggregate,
-    *,
-    seed: int,
-    confidence: float = 0.95,
-    repetitions: int = 2_000,
+    curves: Mapping[int, npt.ArrayLike], aggregate: Aggregate, **draws: int
 ) -> dict[int, Interval]:
     """Return an aggregate with its pointwise interval at every mark; scores (runs, tasks) each.
 
     Every mark resamples with the same seed: marks with the same runs choose the same ones, so a
     curve is resampled as a whole.
     """
-    return {
-        mark: bootstrap(
-            curves[mark], aggregate, seed=seed, confidence=confidence, repetitions=repetitions
-        )
-        for mark in sorted(curves)
-    }
+    return {mark: bootstrap(curves[mark], aggregate, **draws) for mark in sorted(curves)}
 
 
 def performance_profile(scores: npt.ArrayLike, thresholds: npt.ArrayLike) -> Array:
@@ -195,12 +171,7 @@ def performance_profile(scores: npt.ArrayLike, thresholds: npt.ArrayLike) -> Arr
 
 
 def profile_band(
-    scores: npt.ArrayLike,
-    thresholds: npt.ArrayLike,
-    *,
-    seed: int,
-    confidence: float = 0.95,
-    repetitions: int = 2_000,
+    scores: npt.ArrayLike, thresholds: npt.ArrayLike, *, seed: int, repetitions: int = 2_000
 ) -> tuple[Array, Array]:
     """Return the pointwise bootstrap band of a performance profile."""
     values = _finite(scores, 2)
@@ -208,13 +179,8 @@ def profile_band(
     if values.shape[0] < FEWEST_SEEDS:
         nothing = np.full(marks.shape, np.nan)
         return nothing, nothing
-    draws = np.concatenate(
-        [
-            np.stack([performance_profile(one, marks) for one in block])
-            for block in _resamples(values, seed, repetitions)
-        ]
-    )
-    low, high = np.quantile(draws, [(1 - confidence) / 2, (1 + confidence) / 2], axis=0)
+    blocks = _resamples(values, seed, repetitions)
+    low, high = _bounds(np.stack([performance_profile(one, marks) for b in blocks for one in b]))
     return low, high
 
 
@@ -233,12 +199,7 @@ def probability_of_improvement(first: npt.ArrayLike, second: npt.ArrayLike) -> A
 
 
 def improvement_interval(
-    first: npt.ArrayLike,
-    second: npt.ArrayLike,
-    *,
-    seed: int,
-    confidence: float = 0.95,
-    repetitions: int = 2_000,
+    first: npt.ArrayLike, second: npt.ArrayLike, *, seed: int, repetitions: int = 2_000
 ) -> Interval:
     """Return the probability of improvement with its bootstrap interval."""
     one, other = _finite(first, 2), _finite(second, 2)
@@ -247,23 +208,21 @@ def improvement_interval(
     if n < FEWEST_SEEDS:
         return Interval(estimate, float("nan"), float("nan"), n)
     left, right = np.random.SeedSequence(seed).spawn(2)
-    draws = np.concatenate(
-        [
-            probability_of_improvement(a, b)
-            for a, b in zip(
-                _resamples(one, left, repetitions),
-                _resamples(other, right, repetitions),
-                strict=True,
-            )
-        ]
+    blocks = zip(
+        _resamples(one, left, repetitions), _resamples(other, right, repetitions), strict=True
     )
-    low, high = np.quantile(draws, [(1 - confidence) / 2, (1 + confidence) / 2])
+    low, high = _bounds(np.concatenate([probability_of_improvement(a, b) for a, b in blocks]))
     return Interval(estimate, float(low), float(high), n)
 
 
 def failed(scores: npt.ArrayLike, below: float) -> int:
     """Count runs that ended below a score: seeds that never learned."""
     return int((_finite(scores) < below).sum())
+
+
+def _bounds(draws: Array) -> Array:
+    """Return the lower and upper end of the interval that holds `CONFIDENCE` of the draws."""
+    return np.quantile(draws, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], axis=0)
 
 
 def _resamples(

@@ -1,4 +1,4 @@
-"""How a run is executed, as opposed to what it computes. The fields are flags of `kstep train`."""
+"""Which run, and how it is executed. The fields are flags of `kstep train`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,34 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import annotated_types as at
-from tyro.conf import Suppress
+from tyro.conf import Positional, Suppress, UseAppendAction
 
 from kstep.data.ring import Storage
 from kstep.types import BackendRequest
-from kstep.values import Positive
+from kstep.values import Count, Positive
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """What to compute, and where to keep it."""
+
+    method: Positional[str]
+    """A method, such as ksl or sac_pixel (all of them: kstep list methods)."""
+    task: Positional[str]
+    """A task, such as cartpole_swingup, gym:<id> or toy_reach (kstep list tasks)."""
+    preset: str = "paper"
+    """paper: the paper's sizes. cpu: a compact encoder, a third of the work. debug: seconds."""
+    seed: Count = 1
+    """Decides everything random about the run."""
+    env_steps: Positive | None = None
+    """Budget in simulator steps, action repeats counted: 100_000, or 1e5 (100,000 unless the
+    preset has less)."""
+    set: UseAppendAction[tuple[str, ...]] = ()
+    """Change any setting: --set method.auxiliary.k=5 (keys: kstep show METHOD). May be repeated."""
+    runs: Path = Path("runs")
+    """Where run folders are kept."""
+    folder: Path | None = None
+    """This run's folder, instead of the usual one below --runs."""
 
 
 @dataclass(frozen=True)

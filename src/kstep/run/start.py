@@ -2,45 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-
 from rich.console import Console
 
 from kstep.config import resolve
 from kstep.run import saved_encoders, system
 from kstep.run.folder import Run
 from kstep.run.progress import say
-from kstep.run.runtime import Runtime
+from kstep.run.runtime import RunRequest, Runtime
 from kstep.run.train import train
 
 
-def start(
-    method: str,
-    task: str,
-    runtime: Runtime,
-    *,
-    preset: str = "paper",
-    seed: int = 1,
-    env_steps: int | None = None,
-    overrides: Sequence[str] = (),
-    runs: Path = Path("runs"),
-    folder: Path | None = None,
-) -> Run:
-    """Bring the run to its budget and return it; `folder` instead of the usual one below `runs`."""
+def start(request: RunRequest, runtime: Runtime) -> Run:
+    """Bring the run to its budget and return it."""
     console, encoder = Console(), runtime.frozen_encoder
     experiment = resolve(
-        method,
-        task,
-        preset=preset,
-        seed=seed,
-        env_steps=env_steps,
-        overrides=overrides,
+        request.method,
+        request.task,
+        preset=request.preset,
+        seed=request.seed,
+        env_steps=request.env_steps,
+        overrides=request.set,
         frozen_encoder=saved_encoders.frozen(encoder) if encoder else None,
     )
     system.device(runtime.device)
-    special = bool(overrides) or encoder is not None
-    run = Run.prepare(folder or Run.default_folder(runs, experiment, special), experiment)
+    special = bool(request.set) or encoder is not None
+    folder = request.folder or Run.default_folder(request.runs, experiment, special)
+    run = Run.prepare(folder, experiment)
     say(console, f"run folder: {run.folder}")
     system.keep_freed_memory()
     train(run, runtime, console)

@@ -68,6 +68,7 @@ def train(run: Run, runtime: Runtime, console: Console | None = None) -> None:
         cleared = preflight.check(run, runtime, env)
         run.encoder_backend = cleared.backend.backend
         streams = Streams(experiment.seed, system.device(runtime.device))
+        system.use_tf32(getattr(experiment.method.encoder, "precision", "") == "tf32")
         agent = Agent(experiment.method, cleared.spec, streams, runtime.device, run.encoder_backend)
         with (
             as_faults(lambda: checkpoint.describe(run)),

@@ -10,9 +10,10 @@ import math
 import statistics
 import tomllib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from kstep.config import resolve
@@ -96,22 +97,17 @@ def assumptions() -> dict[str, Any]:
 
 
 def _cost_of(spec: RunSpec, backend: Backend = "torch") -> _Cost:
-    what = (spec.method, spec.task, spec.preset, spec.overrides, spec.env_steps)
-    return _cost(*what, spec.action_repeat, spec.frozen_encoder is not None, backend)
+    any_encoder = None if spec.frozen_encoder is None else Path()
+    any_seed = replace(spec, seed=0, folder=Path(), digest="", frozen_encoder=any_encoder)
+    return _cost(any_seed, backend)
 
 
 @cache
-def _cost(
-    method: str,
-    task: str,
-    preset: str,
-    overrides: tuple[str, ...],
-    env_steps: int,
-    action_repeat: int,
-    frozen: bool,
-    backend: Backend,
-) -> _Cost:
-    experiment = resolve(method, task, preset=preset, env_steps=env_steps, overrides=overrides)
+def _cost(spec: RunSpec, backend: Backend) -> _Cost:
+    method, preset, env_steps = spec.method, spec.preset, spec.env_steps
+    experiment = resolve(
+        method, spec.task, preset=preset, env_steps=env_steps, overrides=spec.overrides
+    )
     learning, assumed = experiment.method.learning, assumptions()
     if experiment.method.observation == "state":
         seconds, frame = float(assumed["state"]["seconds"]), 400
@@ -120,13 +116,14 @@ def _cost(
         name = next(n for n in (method, experiment.method.base, "ksl") if n in passes)
         forward, backward = passes[name]
         units = assumed["unit"]["native" if backend == "native" else "torch"]
-        seconds = (forward + 2 * backward * (not frozen)) * units.get(preset, units["paper"])
+        trained = spec.frozen_encoder is None
+        seconds = (forward + 2 * backward * trained) * units.get(preset, units["paper"])
         if preset != "debug":
             seconds *= learning.batch_size / 128
             seconds += float(assumed["decision"]["seconds"])
         frame = 3 * experiment.env.size**2
     # The array is as large as the budget could fill; what the run can touch is less.
-    kept = min(learning.replay_capacity, math.ceil(env_steps / action_repeat))
+    kept = min(learning.replay_capacity, math.ceil(env_steps / spec.action_repeat))
     replay = kept * frame * 1.02 / 1e9
     process = float(assumed["memory"]["process_gb"])
     return _Cost(seconds, process + replay, float(assumed["disk"]["run_gb"]) + replay)

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from kstep.config import Experiment, FrozenEncoder, digest, resolve, setting
 from kstep.envs import tasks as known_tasks
@@ -42,11 +42,11 @@ class RunSpec:
     seed: int
     env_steps: int
     action_repeat: int
-    overrides: tuple[str, ...]
     folder: Path
     digest: str
     setting: str
     """The digest without the seed: what the runs of one curve share."""
+    overrides: tuple[str, ...] = ()
     save_encoders_every: int | None = None
     frozen_encoder: Path | None = None
     """The encoder file that it uses; until that exists, the folder it will be saved in."""
@@ -213,15 +213,10 @@ class _Cell:
 
     def spec(self, seed: int, runs: Path) -> RunSpec:
         experiment = replace(self.experiment, seed=seed)
-        return RunSpec(
-            method=experiment.method.name,
-            task=experiment.env.task,
-            preset=experiment.preset,
-            seed=seed,
-            env_steps=experiment.env_steps,
-            action_repeat=_action_repeat(experiment),
+        return _spec(
+            experiment,
+            Run.default_folder(runs, experiment, bool(self.overrides)),
             overrides=self.overrides,
-            folder=Run.default_folder(runs, experiment, bool(self.overrides)),
             digest=digest(experiment),
             setting=self.setting,
             save_encoders_every=self.save_encoders_every,
@@ -257,23 +252,27 @@ def _transfers(sweep: Sweep, sources: Sequence[RunSpec], runs: Path) -> Iterator
             below = Run.default_folder(runs, experiment, False).parents[1]
             trained = source.folder.parent
             name = f"{sweep.transfer}-on-{trained.name}-{trained.parent.name}"
-            yield RunSpec(
-                method=sweep.transfer,
-                task=task,
-                preset=sweep.preset,
-                seed=source.seed,
-                env_steps=source.env_steps,
-                action_repeat=_action_repeat(experiment),
-                overrides=(),
-                folder=below / name / source.folder.name,
+            yield _spec(
+                experiment,
+                below / name / source.folder.name,
                 digest=digest(experiment) if frozen else "",
                 setting=setting(experiment) if frozen else "",
                 frozen_encoder=path or source.run.encoders,
             )
 
 
-def _action_repeat(experiment: Experiment) -> int:
-    return experiment.env.action_repeat or known_tasks.parse(experiment.env.task).action_repeat
+def _spec(experiment: Experiment, folder: Path, **more: Any) -> RunSpec:
+    env = experiment.env
+    return RunSpec(
+        method=experiment.method.name,
+        task=env.task,
+        preset=experiment.preset,
+        seed=experiment.seed,
+        env_steps=experiment.env_steps,
+        action_repeat=env.action_repeat or known_tasks.parse(env.task).action_repeat,
+        folder=folder,
+        **more,
+    )
 
 
 def _lacks_encoders(spec: RunSpec) -> bool:

@@ -9,21 +9,21 @@ beside ours under a source of their own. Seeds, not episodes, are the unit of ev
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import polars as pl
 
 from kstep import config
 from kstep.files import write_atomically
 from kstep.run.folder import Run
 from kstep.run.saved_encoders import phases_of
 from kstep.types import KstepError
-
-if TYPE_CHECKING:
-    import polars as pl
 
 OURS = "runs"
 """The source of rows that come from run folders."""
@@ -93,8 +93,6 @@ def collect(runs: Path, output: Path) -> TableUpdate:
 
 def import_csv(file: Path, source: str, output: Path) -> TableUpdate:
     """Read other people's results, replacing the table's rows of that source."""
-    import polars as pl
-
     if source == OURS or not source.strip():
         raise KstepError(f"--source must name where the numbers come from, not '{source}'")
     if not file.is_file():
@@ -130,8 +128,6 @@ def import_csv(file: Path, source: str, output: Path) -> TableUpdate:
 
 def read(table: Path) -> pl.DataFrame:
     """Read a table of evaluations, refusing any other file."""
-    import polars as pl
-
     if not table.is_file():
         raise KstepError(f"{table} does not exist; kstep collect makes it")
     try:
@@ -145,8 +141,6 @@ def read(table: Path) -> pl.DataFrame:
 
 def scores(frame: pl.DataFrame) -> pl.DataFrame:
     """Return one score per seed and mark: the mean return over its evaluation's episodes."""
-    import polars as pl
-
     point = ["source", "method", "variant", "preset", "task", "setting", "seed", "mark"]
     return (
         frame.group_by(point)
@@ -239,18 +233,12 @@ def _name(values: Mapping[str, Any]) -> str:
 
 
 def _frame(rows: list[dict[str, Any]]) -> pl.DataFrame:
-    import polars as pl
-
     schema = {name: getattr(pl, kind) for name, kind in COLUMNS.items()}
     return pl.DataFrame(rows, schema=schema, orient="row")
 
 
 def _merge(output: Path, new: pl.DataFrame, source: str, digests: set[str] | None) -> int:
     """Write the table with `new` in place of its rows of these runs; None: of this source."""
-    import io
-
-    import polars as pl
-
     frames = [new]
     if output.exists():
         gone = pl.col("source") == source

@@ -20,20 +20,14 @@ from kstep.sweep.experiments import Sweep
 from kstep.sweep.plan import RunSpec, State, Status
 from kstep.types import Backend
 
-COLOURS: dict[State, str] = {
-    "done": "green",
-    "running": "cyan",
-    "partly": "yellow",
-    "failed": "red",
-    "missing": "dim",
+SYMBOLS: dict[State, tuple[str, str]] = {
+    "done": ("●", "green"),
+    "running": ("▶", "cyan"),
+    "partly": ("◐", "yellow"),
+    "failed": ("✗", "red"),
+    "missing": ("·", "dim"),
 }
-SYMBOLS: dict[State, str] = {
-    "done": "●",
-    "running": "▶",
-    "partly": "◐",
-    "failed": "✗",
-    "missing": "·",
-}
+"""Of runs in these states, with their colours."""
 SHOWN = 15
 """Runs in the live table; more do not fit a terminal."""
 
@@ -51,7 +45,7 @@ def show_plan(
     if sweep.preset != "paper":
         say(console, f"preset {sweep.preset}: not the paper's sizes", "yellow")
     console.print(_grid(specs, statuses))
-    legend = [(f"  {SYMBOLS[state]} {state}", COLOURS[state]) for state in plan.STATES]
+    legend = [(f"  {symbol} {state}", colour) for state, (symbol, colour) in SYMBOLS.items()]
     say(console, Text.assemble("one symbol per seed:", *legend))
     counts = plan.count(statuses)
     words = ", ".join(f"{number} {state}" for state, number in counts.items() if number)
@@ -88,11 +82,7 @@ def show_plan(
 
 
 def conduct(
-    engine: Engine,
-    specs: Sequence[RunSpec],
-    slot: Slot,
-    retries: int,
-    console: Console,
+    engine: Engine, specs: Sequence[RunSpec], slot: Slot, retries: int, console: Console
 ) -> dict[RunSpec, Outcome]:
     """Execute the runs that are not done, show their progress, and return how each ended."""
     todo = [spec for spec in specs if plan.status(spec).state != "done"]
@@ -167,7 +157,7 @@ def _grid(specs: Sequence[RunSpec], statuses: Sequence[Status]) -> Table:
     for spec, status in sorted(zip(specs, statuses, strict=True), key=lambda pair: pair[0].seed):
         row = f"{spec.folder.parent.name} {spec.env_steps:,}"
         cell = cells.setdefault((row, spec.task), Text())
-        cell.append(SYMBOLS[status.state], COLOURS[status.state])
+        cell.append(*SYMBOLS[status.state])
     table = Table("method, preset, env steps", box=None)
     tasks = list(dict.fromkeys(task for _, task in cells))
     for task in tasks:
@@ -190,5 +180,5 @@ def _table(
         status = plan.status(spec)
         if status.state == "running":
             part = f"{status.env_steps:,} / {spec.env_steps:,}"
-            table.add_row(spec.label, Text("running", COLOURS["running"]), part)
+            table.add_row(spec.label, Text("running", SYMBOLS["running"][1]), part)
     return table
