@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from kstep.errors import KstepError
 from kstep.values import near
 
-METHODS = {
+METHOD_SUMMARIES = {
     "ksl": "k-Step Latent, as the paper's text describes it",
     "ksl-results": "k-Step Latent, as in the authors' code when the paper's result figure was made",
     "ksl-released": "k-Step Latent, as in the code its authors released",
@@ -45,7 +45,7 @@ METHODS = {
     "ksl-two-views": "KSL, two views in the critic's loss",
 }
 
-PRESETS = {
+PRESET_SUMMARIES = {
     "paper": "The paper's sizes.",
     "cpu": "The compact encoder: a second stride of 2, about a third of the arithmetic.",
     "debug": "The whole pipeline in seconds. Learns nothing worth looking at.",
@@ -55,7 +55,7 @@ PRESETS = {
 def check_method(name: str) -> None:
     """Raise if no method has this name; methods that were registered in this process count."""
     registry = sys.modules.get("kstep.methods")
-    require(name, METHODS if registry is None else registry.METHODS, "method")
+    require(name, METHOD_SUMMARIES if registry is None else registry.METHODS, "method")
 
 
 def require(name: str, known: Iterable[str], what: str) -> None:

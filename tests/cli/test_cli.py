@@ -93,9 +93,9 @@ def test_wrong_names_are_refused_without_importing_anything_heavy(
 
 
 def test_names_are_those_of_the_registries() -> None:
-    assert list(names.METHODS) == list(METHODS)
-    assert {name: method.summary for name, method in METHODS.items()} == names.METHODS
-    assert list(names.PRESETS) == list(PRESETS)
+    assert list(names.METHOD_SUMMARIES) == list(METHODS)
+    assert {name: method.summary for name, method in METHODS.items()} == names.METHOD_SUMMARIES
+    assert list(names.PRESET_SUMMARIES) == list(PRESETS)
 
 
 def test_a_method_registered_in_this_process_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None:

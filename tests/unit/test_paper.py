@@ -185,7 +185,8 @@ def test_cells_of_the_grid_and_of_generalization() -> None:
         575, 58, 5, best=True
     )
     carried = paper.cells("generalization", 100_000)["reacher_easy"]["ksl"]
-    assert carried == PaperCell(355, 189, 25, best=True, stars="**")  # five source tasks, five seeds
+    # Five source tasks, five seeds.
+    assert carried == PaperCell(355, 189, 25, best=True, stars="**")
 
 
 def test_the_papers_curves_are_known_by_our_names_and_pass_through_its_table() -> None:

@@ -145,17 +145,21 @@ def test_probability_of_improvement_by_hand_and_scipy() -> None:
         s.probability_of_improvement(SCORES, SCORES[:, :2])
 
 
+def mean(scores: s.Array) -> s.Array:
+    return np.asarray(scores.mean(axis=(-2, -1)))
+
+
 def test_bootstrap_is_stratified_seeded_and_covers() -> None:
     # Runs that do not differ leave nothing to draw, however much the tasks do.
     same = np.tile([0.1, 0.9], (5, 1))
-    assert s.bootstrap(same, s.mean, seed=1) == s.Interval(0.5, 0.5, 0.5, 5)
+    assert s.bootstrap(same, mean, seed=1) == s.Interval(0.5, 0.5, 0.5, 5)
     once = s.bootstrap(SCORES, s.iqm, seed=3)
     assert once == s.bootstrap(SCORES, s.iqm, seed=3)
     assert once != s.bootstrap(SCORES, s.iqm, seed=4)
     assert once.low < once.value < once.high
     # The interval of one task's mean is about that of the normal approximation.
     column = SCORES[:, :1]
-    found = s.bootstrap(column, s.mean, seed=0, repetitions=4_000)
+    found = s.bootstrap(column, mean, seed=0, repetitions=4_000)
     error = column.std() / math.sqrt(10)
     assert found.high - found.low == pytest.approx(2 * 1.96 * error, rel=0.1)
     reference = stats.bootstrap(

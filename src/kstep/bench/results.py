@@ -237,7 +237,7 @@ def over_a_line(ms: dict[int, float]) -> float:
 
 
 NORMALIZED = {KSL.name: 2.2}
-"""Of SAC from pixels, at most; the paper's KSL takes 3.9."""
+"""At most this multiple of SAC from pixels; the paper's KSL takes 3.9."""
 OVER_PLAIN = {KSL.name: 1.8, RELEASED.name: 1.6}
 OVER_TORCH = {
     "encoder, forward": 2.0,

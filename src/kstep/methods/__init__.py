@@ -36,7 +36,7 @@ ORIGINALS = (
 )
 
 METHODS: dict[str, Method] = {
-    method.name: replace(method, summary=names.METHODS[method.name])
+    method.name: replace(method, summary=names.METHOD_SUMMARIES[method.name])
     for method in (*READINGS, *CONTROLLED, *ORIGINALS, *ABLATIONS)
 }
 

@@ -22,5 +22,7 @@ def lines(what: Listing) -> Iterator[str]:
         for name in experiments.shipped():
             yield f"{name:16} {experiments.read(name).title}"
     else:
-        for name, summary in (names.METHODS if what == "methods" else names.PRESETS).items():
+        for name, summary in (
+            names.METHOD_SUMMARIES if what == "methods" else names.PRESET_SUMMARIES
+        ).items():
             yield f"{name:20} {summary}"

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from kstep.analysis.tables import Row
 from kstep.methods import METHODS, VARIANT_OF
-from kstep.names import PRESETS
+from kstep.names import PRESET_SUMMARIES
 from kstep.report.statistics import Best, Summary, best_against, welch
 from kstep.types import KstepError
 
@@ -126,7 +126,7 @@ def name_of(label: str) -> str:
 
 def _bare(label: str) -> str:
     """Return a label without a preset and without the lengths of two phases."""
-    return re.sub(rf"(-({'|'.join(PRESETS)}))?( \d+k?/\d+k?)?$", "", label)
+    return re.sub(rf"(-({'|'.join(PRESET_SUMMARIES)}))?( \d+k?/\d+k?)?$", "", label)
 
 
 def beside(row: Row, mark: int, tables: Sequence[str]) -> PaperCell | None:

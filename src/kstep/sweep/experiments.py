@@ -137,7 +137,7 @@ def _at_scale(name: str, scale: str, file: ExperimentFile) -> Sweep:
     if not tasks or not file.group:
         raise KstepError("it needs at least one task and one [[group]] of methods")
     preset = scale if changes.preset is None else changes.preset
-    names.require(preset, names.PRESETS, "preset")
+    names.require(preset, names.PRESET_SUMMARIES, "preset")
     methods = [method for group in file.group for method in group.methods]
     for method in methods + [file.transfer] * bool(file.transfer):
         names.check_method(method)

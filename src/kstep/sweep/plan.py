@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from kstep.config import Experiment, FrozenEncoder, digest, resolve, setting
 from kstep.envs import tasks as known_tasks
@@ -27,8 +27,7 @@ from kstep.run.folder import Run, RunFolder
 from kstep.sweep.experiments import MethodGroup, Sweep
 from kstep.types import KstepError
 
-State = Literal["missing", "running", "partly", "done", "failed"]
-STATES: tuple[State, ...] = ("done", "running", "partly", "failed", "missing")
+State = Literal["done", "running", "partly", "failed", "missing"]
 NO_ENCODERS = "it was trained without saving all its encoders: choose another folder for --runs"
 
 
@@ -188,7 +187,7 @@ def last_encoder(spec: RunSpec) -> Path | None:
 def count(statuses: Iterable[Status]) -> dict[State, int]:
     """Return how many runs are in each state."""
     counted = Counter(status.state for status in statuses)
-    return {state: counted[state] for state in STATES}
+    return {state: counted[state] for state in get_args(State)}
 
 
 @dataclass(frozen=True)
