@@ -139,7 +139,8 @@ def override(value: T, overrides: Iterable[str], fixed: Mapping[str, str] | None
         _set(data, _key(text), new)
         if _key(text).endswith(".kind"):
             data = _with_kind(value, data, _key(text).removesuffix(".kind"))
-    return _with_derived(decode(type(value), data), value)
+    decoded: T = decode(type(value), data)
+    return _with_derived(decoded, value)
 
 
 def change(value: T, changes: Mapping[str, Any]) -> T:
@@ -256,7 +257,7 @@ def _with_derived(new: T, old: Any) -> T:
     for field in dataclasses.fields(new):
         before, after = getattr(old, field.name), getattr(new, field.name)
         kept[field.name] = before if is_derived(field) else _with_derived(after, before)
-    return dataclasses.replace(new, **kept)
+    return dataclasses.replace(new, **kept)  # type: ignore[type-var]
 
 
 def _key(text: str) -> str:
