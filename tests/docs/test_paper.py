@@ -146,7 +146,7 @@ def as_rows(file: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(open_file))
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("command", commands())
 def test_the_command_works(
     command: str,
