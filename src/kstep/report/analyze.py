@@ -19,6 +19,7 @@ from kstep.analysis.tables import Row
 from kstep.report import environments, paper, wall_clock
 from kstep.report.comparisons import COMPARISONS
 from kstep.run import system
+from kstep.run.folder import RunFolder
 from kstep.sweep import experiments
 from kstep.sweep.plan import plan, with_variants
 from kstep.types import KstepError
@@ -30,10 +31,14 @@ def run(request: Request) -> list[Path]:
     system.keep_freed_memory()
     if question in COMPARISONS:
         comparison = COMPARISONS[question]
-        folders = named or _folders(request, question, variants=comparison.variants)
+        second, variants = question == "generalization", comparison.variants
+        folders = named or _folders(request, question, variants=variants, second_stage=second)
         return comparison.write(folders, output, request.at)
     if question == "wall-clock":
-        return wall_clock.write(named or _folders(request, question, variants=True), output)
+        folders = named or _folders(request, question, variants=True)
+        # A run that has not ended has no time yet.
+        ended = [folder for folder in folders if named or RunFolder(folder).attempts()]
+        return wall_clock.write(ended or folders, output)
     if question == "environments":
         return environments.write(output)
     known = (*QUESTIONS, *GROUPS, *COMPARISONS, "wall-clock", "environments")
@@ -52,13 +57,15 @@ def run(request: Request) -> list[Path]:
     return [path for answer in answers for path in beside_paper(answer).write(output)]
 
 
-def _folders(request: Request, experiment: str, *, variants: bool = False) -> Sequence[Path]:
-    """Return an experiment's runs that were evaluated; of two stages, the second."""
+def _folders(
+    request: Request, experiment: str, *, variants: bool = False, second_stage: bool = False
+) -> Sequence[Path]:
+    """Return an experiment's runs that were evaluated: of its first stage, or of its second."""
     sweep = experiments.read(request.experiment or experiment, request.scale)
     specs = plan(with_variants(sweep) if variants else sweep, request.runs)
-    if sweep.transfer and not request.experiment:
-        specs = [spec for spec in specs if spec.frozen_encoder is not None]
-    folders = [spec.folder for spec in specs if spec.run.evaluations_file.is_file()]
+    specs = [spec for spec in specs if (spec.frozen_encoder is not None) == second_stage]
+    files = [spec.run.evaluations_file for spec in specs]
+    folders = [file.parent for file in files if file.is_file() and file.stat().st_size]
     if not folders:
         raise KstepError(
             f"none of the {len(specs)} runs of {sweep.name}, scale {request.scale}, is below "
