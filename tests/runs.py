@@ -12,19 +12,19 @@ import torch
 from rich.console import Console
 
 from kstep import checkpoint, train
+from kstep.auxiliary.base import OwnSequences
 from kstep.config import EvaluationConfig, Experiment
+from kstep.methods import METHODS
 from kstep.run import Run
 from kstep.train import Runtime
 from tests.make import tiny
 
 
 def experiment(method: str = "ksl", env_steps: int = 90, **changes: Any) -> Experiment:
-    small = tiny(
-        method,
-        "method.learning.initial_steps=30",
-        "method.learning.batch_size=4",
-        "method.sequence_rule=any",
-    )
+    overrides = ["method.learning.initial_decisions=30", "method.learning.batch_size=4"]
+    if isinstance(METHODS[method].auxiliary, OwnSequences):
+        overrides.append("method.auxiliary.sampling=any")
+    small = tiny(method, *overrides)
     evaluation = EvaluationConfig(every=50, episodes=2)
     return replace(small, env_steps=env_steps, evaluation=evaluation, **changes)
 
