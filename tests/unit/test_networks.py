@@ -8,21 +8,21 @@ import numpy as np
 import pytest
 import torch
 
-from kstep.nets.encoder import EncoderConfig, PixelEncoder
-from kstep.nets.heads import Actor, SquashedGaussian, log_tanh_derivative
+from kstep.nets.encoder import PixelEncoder, PixelEncoderConfig
+from kstep.nets.heads import Actor, SquashedGaussian
 from kstep.nets.init import initialize
 from kstep.types import KstepError
 from tests.make import paper_agent
 
 
 def encoder(**options: object) -> PixelEncoder:
-    return PixelEncoder(EncoderConfig(**options), (84, 84, 3), 3)  # type: ignore[arg-type]
+    return PixelEncoder(PixelEncoderConfig(**options), (84, 84, 3), 3)  # type: ignore[arg-type]
 
 
 def test_the_encoder_has_the_papers_size() -> None:
     net = encoder()
     assert sum(p.numel() for p in net.parameters()) == 1_990_518
-    assert net.feature_dim == 32 * 35 * 35
+    assert net.feature_shape == (35, 35, 32)
     assert net(torch.zeros(2, 3, 84, 84, 3, dtype=torch.uint8)).shape == (2, 50)
 
 
@@ -37,7 +37,7 @@ def test_the_compact_encoder_does_less_than_a_third_of_the_arithmetic() -> None:
 
     assert products((2, 1, 1, 1)) == pytest.approx(44.24e6, rel=1e-3)
     assert products((2, 2, 1, 1)) / products((2, 1, 1, 1)) < 1 / 3
-    assert encoder(strides=(2, 2, 1, 1)).feature_dim == 32 * 16 * 16
+    assert encoder(strides=(2, 2, 1, 1)).feature_shape == (16, 16, 32)
 
 
 def test_features_equal_a_plain_convolution_stack() -> None:
@@ -100,7 +100,7 @@ def test_orthogonal_convolutions_use_the_flattened_kernel() -> None:
 
 def test_frames_too_small_for_the_encoder_are_refused() -> None:
     with pytest.raises(KstepError, match="8x8 are too small"):
-        PixelEncoder(EncoderConfig(), (8, 8, 3), 3)
+        PixelEncoder(PixelEncoderConfig(), (8, 8, 3), 3)
 
 
 def test_log_probability_agrees_with_the_formula_of_the_other_code_bases() -> None:
