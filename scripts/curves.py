@@ -18,7 +18,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from scipy.stats import ttest_1samp
 
-from kstep import published
+from kstep.report import paper
 from kstep.run import Run
 
 COLOURS = {"ksl": "#c0392b", "ksl-results": "#8e44ad", "sac_pixel": "#2c6fbb"}
@@ -73,18 +73,18 @@ def draw(curves: list[Curve], target: Path) -> None:
     (task,) = {curve.task for curve in curves}
     last = max(step for curve in curves for step in curve.means)
     steps, points = zip(
-        *((step, point) for step, point in published.curves()[task, "ksl"].items() if step <= last),
+        *((step, point) for step, point in paper.curves()[task, "ksl"].items() if step <= last),
         strict=True,
     )
     figure, axes = plt.subplots(figsize=(7.2, 4.2), dpi=160)
-    low, high = [p.mean - p.std for p in points], [p.mean + p.std for p in points]
+    low, high = [p.mean - p.sd for p in points], [p.mean + p.sd for p in points]
     axes.fill_between(steps, low, high, color="#999999", alpha=0.25, linewidth=0)
     axes.plot(
         steps,
         [p.mean for p in points],
         color="#666666",
         linestyle="--",
-        label=f"KSL, the paper ({published.seeds()} seeds, mean ± one standard deviation)",
+        label=f"KSL, the paper ({points[0].n} seeds, mean ± one standard deviation)",
     )
     backends = {curve.backend for curve in curves}
     seeds = sorted({curve.seed for curve in curves})
@@ -121,13 +121,13 @@ def draw(curves: list[Curve], target: Path) -> None:
 def tell(curves: list[Curve]) -> None:
     for curve in curves:
         print(f"{curve.method}, preset {curve.preset}, seed {curve.seed}, {curve.backend}")
-        paper = published.curves()[curve.task, "ksl"]
+        theirs = paper.curves()[curve.task, "ksl"]
         for row in curve.rows:
             returns = np.asarray(row["returns"])
             step = row["env_steps"]
             line = f"{step:>9,}  {returns.mean():6.1f} ± {returns.std():5.1f}"
-            if step in paper:
-                mean, std = paper[step]
+            if step in theirs:
+                mean, std = theirs[step].mean, theirs[step].sd
                 away = (returns.mean() - mean) / std if std else float("nan")
                 place = "inside" if abs(returns.mean() - mean) <= std else "outside"
                 line += (

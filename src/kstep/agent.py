@@ -12,16 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from kstep.auxiliary.base import AuxiliaryTask, RewardSource, Shapes
-from kstep.data.batches import Batches
+from kstep.data.batches import Batches, to_device
 from kstep.data.replay import Replay
 from kstep.methods.base import Method
 from kstep.native import Backend
-from kstep.nets.encoder import Encoder, FixedFeatures
+from kstep.nets.base import Encoder, FixedFeatures
 from kstep.optimizers import Ema, Optimizers, slow_copy
 from kstep.ownership import SHARED, optimizer_groups, slow_copies
 from kstep.rl.core import Core
 from kstep.rng import Streams, derive
-from kstep.types import Array, EnvSpec, Metrics, SequenceBatch, TransitionBatch, to_device
+from kstep.types import Array, EnvSpec, Metrics, SequenceBatch, TransitionBatch
 
 
 @dataclass(frozen=True)

@@ -237,9 +237,16 @@ class Analyze:
     """About encoders: reward-pca, reward-mse, perturbation, temporal, gradients, collapse,
     state-probe, horizon or saliency; latents: the five that need only one encoding of the states;
     survey: those and perturbation. About returns, beside the paper's: main, tangential, k-l-grid,
-    conv-transition, optimizers or generalization."""
-    encoders: Positional[tuple[Path, ...]]
-    """Run folders (all encoders they saved, or the newest checkpoint) or saved encoders."""
+    conv-transition, optimizers or generalization. Also: wall-clock, environments."""
+    encoders: Positional[tuple[Path, ...]] = ()
+    """Run folders (all encoders they saved, or the newest checkpoint) or saved encoders; none: all
+    runs of the experiment behind the paper's figure, as far as they are there."""
+    experiment: str = ""
+    """Whose runs, if not those."""
+    scale: str = "paper"
+    """The scale of that experiment."""
+    runs: Path = Path("runs")
+    """Where its run folders are."""
     on: Path | None = None
     """An evaluation set (kstep evaluation-set), for all questions about encoders but gradients."""
     output: Path = Path("analysis")
@@ -254,11 +261,12 @@ class Analyze:
     threads: int | None = None
 
     def __call__(self) -> None:
-        from kstep.analysis import command
+        from kstep.report import analyze
 
-        command.run(
+        analyze.run(
             self.question,
             self.encoders,
+            where=analyze.Where(self.experiment, self.scale, self.runs),
             on=self.on,
             output=self.output,
             at=self.at,
@@ -434,7 +442,8 @@ class Sweep:
     tasks: tuple[str, ...] = ()
     """Only these tasks, or others than the experiment's."""
     methods: tuple[str, ...] = ()
-    """Only these of the experiment's methods."""
+    """Only these of the experiment's methods, or other readings and settings of them, such as
+    ksl-results or drq-original."""
     seeds: str = ""
     """Only these seeds, such as 1-3 or 1,2,7."""
     plan: bool = False
@@ -590,29 +599,19 @@ class Compare:
         from kstep.report import compare
         from kstep.sweep import plan, store
 
-        sweep = plan.read(self.experiment, self.scale)
-        specs = plan.plan(sweep, tasks=self.tasks)
-        table = store.read(self.table)
+        sweep, table = plan.read(self.experiment, self.scale), store.read(self.table)
         console = Console(soft_wrap=True)
         if not console.is_terminal:
             console = Console(width=240)  # for files and pipes, whatever the window is
-        draws = {"seed": self.seed, "repetitions": self.repetitions}
-        for mark in sweep.marks:
-            console.print(f"\n[bold]{mark:,} env steps[/], preset {sweep.preset}", highlight=False)
-            meant = compare.meant_for(specs, mark)
-            frame = compare.select(table, meant)
-            scores = compare.gather(frame, mark, self.tasks)
-            console.print(compare.per_task(scores))
-            console.print(compare.absent(frame, meant, mark), highlight=False)
-            console.print(compare.aggregates(scores, **draws))
-            console.print(compare.profiles(scores, **draws))
-            if self.paper:
-                console.print(compare.beside_paper(scores, sweep.paper, mark))
-        console.print("\n[bold]IQM along the curve[/]", highlight=False)
-        console.print(compare.efficiency(frame, tuple(scores), **draws))
-        if self.paper:
-            console.print("\n[bold]along the paper's curves[/], marks where ours is")
-            console.print(compare.along_curves(frame, self.tasks))
+        compare.compare(
+            sweep,
+            table,
+            console,
+            tasks=self.tasks,
+            beside_paper=self.paper,
+            seed=self.seed,
+            repetitions=self.repetitions,
+        )
 
 
 Verb = (

@@ -25,7 +25,7 @@ from kstep.config import Experiment, FrozenEncoder, digest, resolve, setting
 from kstep.data.augment import Augment
 from kstep.files import sha256, write_atomically
 from kstep.nets.backends import native_shape
-from kstep.nets.encoder import Encoder, EncoderConfig
+from kstep.nets.base import Encoder, EncoderConfig
 from kstep.run import Run
 from kstep.types import Array, Counts, KstepError
 from kstep.values import decode, encode
@@ -81,7 +81,7 @@ def save(run: Run, agent: Agent, counts: Counts, mark: int) -> Path:
     description = {
         "format": FORMAT,
         "digest": run.digest,
-        "label": label_of(run),
+        "label": label_of(run.experiment),
         "task": run.experiment.env.task,
         "seed": run.experiment.seed,
         "mark": mark,
@@ -162,7 +162,7 @@ def frozen(path: Path) -> FrozenEncoder:
 def of_agent(run: Run, agent: Agent, counts: Counts) -> SavedEncoder:
     """Return an agent's present encoder as if it had been saved now."""
     return SavedEncoder(
-        label=label_of(run),
+        label=label_of(run.experiment),
         task=run.experiment.env.task,
         seed=run.experiment.seed,
         env_steps=counts.env_steps,
@@ -185,20 +185,32 @@ def saved_in(folder: Path) -> list[Path]:
     return sorted((folder / "encoders").glob("[0-9]*.safetensors"))
 
 
-def label_of(run: Run) -> str:
-    """Return a run's method, with the preset unless it is the paper's, and with a digest where
-    settings were changed: such runs are something of their own."""
-    experiment = run.experiment
-    label = with_preset(experiment.method.name, experiment)
+def label_of(experiment: Experiment) -> str:
+    """Return an experiment's method, with the preset unless it is the paper's, with a digest where
+    settings were changed (such runs are something of their own), and with the lengths of both
+    phases where there are two: `proto_rl 50k/50k`."""
+    label, explored = with_preset(experiment.method.name, experiment), experiment.method.exploration
     plain = resolve(
         experiment.method.name,
         experiment.env.task,
         preset=experiment.preset,
         seed=experiment.seed,
         env_steps=experiment.env_steps,
+        overrides=[f"method.exploration.env_steps={explored.env_steps}"] if explored else [],
         frozen_encoder=experiment.frozen_encoder,
     )
-    return label if digest(plain) == run.digest else f"{label}-{setting(experiment)[:6]}"
+    if digest(plain) != digest(experiment):
+        label += f"-{setting(experiment)[:6]}"
+    return f"{label} {phases_of(experiment)}".strip()
+
+
+def phases_of(experiment: Experiment) -> str:
+    """Return how long both phases of a method are, such as 50k/50k; empty if it has but one."""
+    exploration = experiment.method.exploration
+    if exploration is None or exploration.env_steps is None:
+        return ""
+    lengths = (exploration.env_steps, max(0, experiment.env_steps - exploration.env_steps))
+    return "/".join(f"{n // 1000}k" if n and n % 1000 == 0 else str(n) for n in lengths)
 
 
 def with_preset(name: str, experiment: Experiment) -> str:

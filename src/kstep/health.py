@@ -9,7 +9,7 @@ could keep it; what may pass is said on the console, once until it has passed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import numpy as np
@@ -125,19 +125,23 @@ class Health:
         return spread_of(latent[: self.agent.method.learning.batch_size])
 
     def _watch_latents(self, found: dict[str, float]) -> None:
-        flat = (
-            found["latent/spread"] < FLAT_SPREAD
-            or found["latent/rank"] < FLAT_RANK
-            or found["latent/cosine"] > ALIKE
-        )
         numbers = ", ".join(f"{path} = {value:.3g}" for path, value in found.items())
-        self._remark("latent", flat, f"the representation has collapsed: {numbers}")
+        self._remark("latent", is_flat(found), f"the representation has collapsed: {numbers}")
 
     def _remark(self, about: str, wrong: bool, text: str) -> None:
         """Say `text` once something was wrong for a while, and again only after it was right."""
         self._streaks[about] = self._streaks.get(about, 0) + 1 if wrong else 0
         if self._streaks[about] == PATIENCE:
             self._say(f"  warning at update {self.agent.updates:,}: {text}")
+
+
+def is_flat(found: Mapping[str, float]) -> bool:
+    """Whether latents that `spread_of` measured count as collapsed."""
+    return (
+        found["latent/spread"] < FLAT_SPREAD
+        or found["latent/rank"] < FLAT_RANK
+        or found["latent/cosine"] > ALIKE
+    )
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ from torch import nn
 
 from kstep.auxiliary.base import AuxiliaryTask
 from kstep.methods.base import Method
-from kstep.nets.encoder import Encoder
+from kstep.nets.base import Encoder
 from kstep.optimizers import Ema, Group
 from kstep.rl.core import Core
 
@@ -84,10 +84,12 @@ def slow_copies(
     """Return what is a moving average of what: all that moves and has a slow copy."""
     rate, trains = method.encoder.ema_rate, method.learning.critic_trains
     copies = core.slow_copies()
-    if trains == "head":
+    # The head belongs to the critic where it is all that the critic trains, or where the paper
+    # counts it among the critic's layers (D46).
+    if trains == "head" or method.encoder.head_of_critic:
         online, slow = encoder.stages(), slow_encoder.stages()
         copies.append(Ema("head", slow["head"], online["head"], method.core.ema_rate))
-        if auxiliary is not None:
+        if trains == "all" or auxiliary is not None:
             name = "convolutions"
             copies.append(Ema(name, slow[name], online[name], rate))
     elif trains == "all" or auxiliary is not None:

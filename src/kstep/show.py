@@ -39,8 +39,9 @@ def show_method(experiment: Experiment, console: Console) -> None:
     console.print(_gradients(agent))
     console.print(_slow_copies(agent))
     console.print("[bold]settings[/]")
-    for key, value in flat(method, "method"):
-        console.print(f"  {key} = {value}", highlight=False, soft_wrap=True)
+    for part in ("method", "env", "evaluation"):
+        for key, value in flat(getattr(experiment, part), part):
+            console.print(f"  {key} = {value}", highlight=False, soft_wrap=True)
 
 
 def show_difference(left: Experiment, right: Experiment, console: Console) -> None:

@@ -13,7 +13,6 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from kstep.errors import KstepError as KstepError
@@ -47,50 +46,6 @@ class EnvSpec:
 
 
 @dataclass(frozen=True)
-class Stacks:
-    """Observations not put together yet: a ring of frames, and which of them each one stacks.
-
-    Whoever makes a view of them, shifted or cut, can do so in one pass over the frames.
-    """
-
-    ring: Array
-    """(slots, *frame_shape), borrowed: later frames may overwrite it"""
-    slots: Array
-    """(..., S) integers"""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of the observations, (..., S, *frame_shape)."""
-        return (*self.slots.shape, *self.ring.shape[1:])
-
-    def at(self, t: int) -> Stacks:
-        """Return the t-th observation of every sequence (B, T, S): (B, S)."""
-        return Stacks(self.ring, self.slots[:, t])
-
-    def together(self) -> Array:
-        """Return the observations as one new array."""
-        stacks: Array = self.ring.take(self.slots, axis=0)
-        return stacks
-
-
-@dataclass(frozen=True)
-class Sequences:
-    """B stretches of T consecutive steps, as the replay stores them; none crosses an episode's end.
-
-    Neither augmented nor scaled. A transition is a sequence of one step.
-    """
-
-    observation: Stacks
-    """(B, T + 1, S, ...)"""
-    action: Array
-    """(B, T, A) in [-1, 1]"""
-    reward: Array
-    """(B, T) summed over action repeats"""
-    bootstrap: Array
-    """(B, T) 1.0 unless the next state is terminal; a time limit is not terminal"""
-
-
-@dataclass(frozen=True)
 class TransitionBatch:
     """Views of B transitions on the learning device, several views of each one after the other."""
 
@@ -108,7 +63,7 @@ class TransitionBatch:
 
 @dataclass(frozen=True)
 class SequenceBatch:
-    """Views of B sequences on the learning device. Fields as in `Sequences`."""
+    """Views of B sequences on the learning device. Fields as in `data.replay.Sequences`."""
 
     observation: Tensor
     action: Tensor
@@ -131,11 +86,3 @@ class Counts:
     """Learning steps."""
     episodes: int = 0
     """Training episodes finished."""
-
-
-def to_device(device: torch.device, *arrays: Array) -> list[Tensor]:
-    """Return the arrays as tensors on `device`, without a copy where none is needed."""
-    tensors = [torch.from_numpy(array) for array in arrays]
-    if device.type == "cuda":  # only from pinned memory does the transfer leave the processor free
-        tensors = [tensor.pin_memory() for tensor in tensors]
-    return [tensor.to(device, non_blocking=True) for tensor in tensors]

@@ -21,11 +21,11 @@ from torch import Tensor
 
 from kstep.agent import Agent
 from kstep.config import resolve
-from kstep.data.replay import Replay, Rule
+from kstep.data.replay import Replay, Rule, Sequences
 from kstep.data.ring import ReplayConfig
 from kstep.methods.base import Method
 from kstep.rng import Streams
-from kstep.types import EnvSpec, Metrics, Sequences
+from kstep.types import EnvSpec, Metrics
 from tests.authors import inputs, traces
 from tests.authors.inputs import Numbers
 from tests.authors.seams import Noise, Script, double_precision, returned

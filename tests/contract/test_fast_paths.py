@@ -11,10 +11,11 @@ import torch.nn.functional as F
 
 from kstep import native
 from kstep.data.augment import Padding, cut
+from kstep.data.replay import Stacks
 from kstep.native import Backend
 from kstep.nets.encoder import PixelEncoder
 from kstep.optimizers import Ema
-from kstep.types import Metrics, Stacks
+from kstep.types import Metrics
 from tests.make import agent_and_replay
 
 UPDATES = 20

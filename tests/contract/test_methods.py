@@ -162,6 +162,9 @@ def test_slow_copies_move_in_their_turn_and_by_their_rate(
     rates = {ema.name: ema.rate for ema in agent.slow_copies}
     assert rates["critic"] == agent.method.core.ema_rate
     assert rates.get("encoder", rates.get("convolutions")) == agent.method.encoder.ema_rate
+    # Layers that the paper counts among the critic's follow at the critic's rate (D46, D49).
+    assert rates.get("head", agent.method.core.ema_rate) == agent.method.core.ema_rate
+    assert ("head" in rates) == (method == "ksl-conv" or method.startswith("proto_rl"))
 
 
 @every_method

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -171,3 +172,35 @@ def test_index_lists_every_record_by_its_title() -> None:
         for row in table.rows
     }
     assert listed == {f"[{r.stem}]({r.name})": title(r) for r in RECORDS}
+
+
+def commands(page: str) -> list[list[str]]:
+    text = (ROOT / "docs" / "methods" / f"{page}.md").read_text()
+    blocks = re.findall(r"```sh\n(.*?)```", text, flags=re.DOTALL)
+    return [shlex.split(line) for b in blocks for line in b.replace("\\\n", " ").splitlines()]
+
+
+def test_the_agents_of_ksls_repository_are_what_d23_says() -> None:
+    """Its RAD is its DrQ with one view; both as the record describes that code."""
+    asked = {}
+    for page in ("drq", "rad"):
+        (words,) = (w for w in commands(page) if "method.sac.init=default" in w)
+        asked[page] = (words[2], [words[i + 1] for i, word in enumerate(words) if word == "--set"])
+    (method, drq), (same, rad) = asked["drq"], asked["rad"]
+    assert method == same
+    assert rad == [*drq, "method.sac.critic_views=1"]
+    named = {f"{key}={value}" for key, value in KEY.findall((DECISIONS / "D23.md").read_text())}
+    assert {*rad, "method.learning.learning_rate=0.0002"} == named
+    experiment = resolve(method, "cheetah_run", overrides=rad)
+    values = encode(experiment)["method"]
+    assert values["augment"]["kind"] == "shift"
+    assert (values["augment"]["pad"], experiment.env.size) == (4, 84)
+    assert not values["encoder"]["tanh"]
+    assert values["encoder"]["init"] == values["sac"]["init"] == "default"
+    assert (values["sac"]["critic_views"], values["sac"]["log_prob"]) == (1, "exact")
+    assert values["sac"]["actor_encoder"] == "share_convolutions"
+    learning = experiment.method.learning
+    assert learning.encoder_ema_rate == learning.critic_ema_rate == 0.01
+    assert (learning.batch_size, learning.temperature_learning_rate) == (128, None)
+    assert learning.temperature_betas == (0.9, 0.999)
+    assert learning.learning_rate == 0.001  # where that code has 2e-4, hence the last key

@@ -25,7 +25,7 @@ from kstep.config import difference, resolve
 from kstep.health import Health
 from kstep.methods import METHODS
 from kstep.methods.ablations import ABLATIONS
-from kstep.nets.encoder import Encoder
+from kstep.nets.base import Encoder
 from kstep.rng import Streams
 from kstep.types import EnvSpec
 from tests.docs.test_decisions import KEY, TASK, Table, assert_live, live, tables

@@ -30,7 +30,7 @@ def test_the_table_of_experiments_is_what_is_planned() -> None:
         assert len({spec.task for spec in specs}) == int(tasks)
         assert max(spec.env_steps for spec in specs) == int(env_steps.replace(",", ""))
     total = sum(int(row[-1]) for row in table.rows)
-    assert f"all eight are {len(every):,} runs, not {total:,}" in TEXT
+    assert f"all nine are {len(every):,} runs, not {total:,}" in TEXT
 
 
 def test_the_example_is_an_experiment(tmp_path: Path) -> None:

@@ -31,7 +31,8 @@ from kstep.analysis.spread import share, spread
 from kstep.analysis.state_probe import state_probe
 from kstep.analysis.temporal import temporal
 from kstep.auxiliary.ksl import KSL
-from kstep.nets.encoder import EncoderConfig, PixelEncoder
+from kstep.nets.base import EncoderConfig
+from kstep.nets.encoder import PixelEncoder
 from kstep.types import KstepError
 from tests.make import agent_and_replay
 

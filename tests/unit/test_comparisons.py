@@ -12,18 +12,14 @@ import pytest
 from rich.console import Console
 from scipy import stats
 
-from kstep import encoders, published
-from kstep.analysis.comparisons import COMPARISONS, paper_return
-from kstep.analysis.returns import summary, table_marks
+from kstep import encoders, health
 from kstep.cli import main
 from kstep.config import FrozenEncoder, resolve
-from kstep.envs import tasks
+from kstep.report import figures, paper, scores, wall_clock
+from kstep.report.comparisons import COMPARISONS
 from kstep.run import Run
 from kstep.train import Runtime, train
 from kstep.types import KstepError
-
-TASKS = ("finger_spin", "cartpole_swingup", "reacher_easy", "cheetah_run", "walker_walk")
-TASKS = (*TASKS, "ball_in_cup_catch")
 
 
 def evaluated(
@@ -35,11 +31,12 @@ def evaluated(
     source: str | None = None,
     preset: str = "paper",
     age: int = 100_000,
+    env_steps: int = 500_000,
 ) -> Path:
     """A run folder as training would leave it, with these returns."""
     frozen = FrozenEncoder("0" * 64, "ksl", source, seed, age) if source else None
     experiment = resolve(
-        method, task, preset=preset, seed=seed, env_steps=500_000, frozen_encoder=frozen
+        method, task, preset=preset, seed=seed, env_steps=env_steps, frozen_encoder=frozen
     )
     run = Run.prepare(folder, experiment)
     with run.being_written():
@@ -56,7 +53,7 @@ def asked(name: str, folders: list[Path], output: Path, *options: str) -> list[d
 
 
 def test_the_grid_is_the_papers_table(tmp_path: Path) -> None:
-    paper = published.table("ablation_k_l_cheetah_run")
+    printed = paper.table("ablation_k_l_cheetah_run")
     folders = []
     for k in (1, 3, 5):
         for l in (0, 1, 2):  # noqa: E741 - the paper's letter
@@ -73,20 +70,23 @@ def test_the_grid_is_the_papers_table(tmp_path: Path) -> None:
     for row in rows:
         k, l = row["label"].split("-")  # noqa: E741
         mark = "steps_100k" if row["env_steps"] == "100000" else "steps_500k"
-        assert [float(row["paper_mean"]), float(row["paper_std"])] == paper[mark][k][l]
+        assert [float(row["paper_mean"]), float(row["paper_std"])] == printed[mark][k][l]
         assert float(row["mean"]) == 10 * int(k[1:]) + int(l[1:]) + 2.5
         assert float(row["std"]) == pytest.approx(np.sqrt(0.5), abs=1e-5)
         assert (row["runs"], row["paper_runs"]) == ("2", "5")
     text = (tmp_path / "out" / "k-l-grid.md").read_text()
     assert "| 100,000 env_steps | l = 0 | l = 1 | l = 2 |" in text
-    assert "| cheetah_run, k = 3 | 32 ± 1 (n = 2) [575 ± 58 (n = 5)] | 34 ± 1" in text
+    assert "| cheetah_run, k = 3 | 32 ± 1 (n = 2) [**575 ± 58 (n = 5)**] | 34 ± 1" in text
+    best = [row["label"] for row in rows if row["best"] == "1"]
+    assert best == ["k5-l2", "k5-l2"]  # of the whole grid, as the paper's
 
 
 @pytest.mark.parametrize(
     ("name", "methods", "task"),
     [
         ("main", ("ksl", "drq", "sac_ae"), "ball_in_cup_catch"),
-        ("tangential", ("ksl", "pi_sac", "proto_rl"), "walker_walk"),
+        ("main", ("ksl-results", "ksl-released", "drq-original"), "ball_in_cup_catch"),
+        ("tangential", ("ksl-results", "pi_sac"), "walker_walk"),
         ("conv-transition", ("ksl", "ksl-conv"), "cheetah_run"),
         ("optimizers", ("ksl", "ksl-one-optimizer"), "walker_walk"),
     ],
@@ -94,26 +94,135 @@ def test_the_grid_is_the_papers_table(tmp_path: Path) -> None:
 def test_methods_stand_beside_the_papers(
     name: str, methods: tuple[str, ...], task: str, tmp_path: Path
 ) -> None:
-    scores = {method: [500.0 + 100 * i, 540.0 + 100 * i] for i, method in enumerate(methods)}
+    given = {method: [500.0 + 100 * i, 540.0 + 100 * i] for i, method in enumerate(methods)}
     folders = [
         evaluated(tmp_path / f"{method}-{seed}", method, task, seed, {0: [1.0], 100_000: [score]})
-        for method, both in scores.items()
+        for method, both in given.items()
         for seed, score in enumerate(both, start=1)
     ]
     rows = {row["label"]: row for row in asked(name, folders, tmp_path / "out")}
     assert list(rows) == list(methods)
     best = methods[-1]
     for method, row in rows.items():
-        assert float(row["mean"]) == np.mean(scores[method])
-        table = "tangential" if method in ("pi_sac", "proto_rl") else "main"
-        theirs = published.table(table)["steps_100k"][task].get(
-            {"proto_rl": "prl"}.get(method, method), {"mean": np.nan}
+        assert float(row["mean"]) == np.mean(given[method])
+        table = "tangential" if method == "pi_sac" else "main"
+        theirs = paper.table(table)["steps_100k"][task].get(
+            "ksl" if method in ("ksl-results", "ksl-released") else method.split("-original")[0],
+            {"mean": np.nan},
         )
         assert float(row["paper_mean"]) == pytest.approx(theirs["mean"], nan_ok=True)
-        wanted = stats.ttest_ind(scores[method], scores[best], equal_var=False).pvalue
+        wanted = stats.ttest_ind(given[method], given[best], equal_var=False).pvalue
         assert float(row["p"]) == pytest.approx(
             np.nan if method == best else wanted, nan_ok=True, rel=1e-4
         )
+        assert row["best"] == str(int(method == best))
+
+
+def test_table_1_has_the_papers_bold_and_stars(tmp_path: Path) -> None:
+    """SAC from state is best on reacher_easy at 500k, in the paper as here, and is not bold."""
+    folders = []
+    for method, theirs in paper.cells("main", 500_000)["reacher_easy"].items():
+        pattern = np.array([-1.0, 0.0, 1.0])
+        for seed, score in enumerate(theirs.mean + theirs.sd * pattern, start=1):
+            folder = tmp_path / f"{method}-{seed}"
+            returns = {0: [1.0], 500_000: [float(score)]}
+            folders.append(evaluated(folder, method, "reacher_easy", seed, returns))
+    asked("main", folders, tmp_path / "out")
+    (line,) = (
+        line
+        for line in (tmp_path / "out" / "main.md").read_text().splitlines()
+        if line.startswith("| reacher_easy")
+    )
+    cells = line.strip("| ").split(" | ")[1:]
+    assert cells[0] == "**963 ± 28 (n = 3)** [**963 ± 28 (n = 10)**]"
+    assert [cell for cell in cells if "**" in cell] == cells[:1]
+    assert "975 ± 5 (n = 3) [975 ± 5 (n = 10)]" in cells
+    with (tmp_path / "out" / "main-improvement.csv").open() as file:
+        improved = {row["over"]: row for row in csv.DictReader(file)}
+    assert "sac_state" not in improved
+    assert float(improved["drq"]["percent"]) == pytest.approx(100 * (963 / 938 - 1), rel=1e-4)
+    assert round(float(improved["drq"]["paper_percent"]), 1) == 14.5
+
+
+def proto_runs(root: Path) -> list[Path]:
+    """Both splits of Proto-RL and KSL, as the paper's figure has them."""
+    marks = range(0, 500_001, 20_000)
+    folders = [
+        evaluated(
+            root / f"{seed}", "ksl", "walker_walk", seed, {m: [seed + m / 600] for m in marks}
+        )
+        for seed in (1, 2)
+    ]
+    for budget in (100_000, 500_000):
+        for seed in (1, 2):
+            returns = {m: [seed + (m >= budget / 2) * m / 700] for m in marks if m <= budget}
+            folder = root / f"proto-{budget}-{seed}"
+            args = (folder, "proto_rl", "walker_walk", seed, returns)
+            folders.append(evaluated(*args, env_steps=budget))
+    return folders
+
+
+def test_both_splits_of_proto_rl_are_told_apart(tmp_path: Path) -> None:
+    rows = asked("tangential", proto_runs(tmp_path), tmp_path / "out")
+    means = {(row["env_steps"], row["label"]): float(row["mean"]) for row in rows}
+    # At 100,000 the longer run is in the middle of its exploration: no result of the method.
+    assert means == {
+        ("100000", "ksl"): pytest.approx(1.5 + 100_000 / 600, rel=1e-5),
+        ("100000", "proto_rl 50k/50k"): pytest.approx(1.5 + 100_000 / 700, rel=1e-5),
+        ("500000", "ksl"): pytest.approx(1.5 + 500_000 / 600, rel=1e-5),
+        ("500000", "proto_rl 250k/250k"): pytest.approx(1.5 + 500_000 / 700, rel=1e-5),
+    }
+    beside = {(r["env_steps"], r["label"]): float(r["paper_mean"]) for r in rows}
+    assert beside["100000", "proto_rl 50k/50k"] == 332
+    assert beside["500000", "proto_rl 250k/250k"] == 755
+
+
+def test_only_exploration_cannot_be_tabulated(tmp_path: Path) -> None:
+    (*_, long, _) = proto_runs(tmp_path)
+    with pytest.raises(KstepError, match="no run was evaluated at 100,000 env steps, but at 260,0"):
+        COMPARISONS["tangential"].write([long], tmp_path / "out", at=[100_000])
+    young = evaluated(tmp_path / "young", "proto_rl", "walker_walk", 1, {0: [1.0], 20_000: [2.0]})
+    with pytest.raises(KstepError, match="no evaluation at a common mark"):
+        COMPARISONS["tangential"].write([young], tmp_path / "out")
+
+
+def test_the_figure_shows_where_each_split_begins_its_task(tmp_path: Path) -> None:
+    comparison = COMPARISONS["tangential"]
+    rows = scores.from_runs(proto_runs(tmp_path), comparison.identify)
+    (axes,) = figures.curves(rows, comparison.layout, comparison.beside).axes
+    lines = {line.get_label(): line for line in axes.lines}
+    for label, switch in (("proto_rl 50k/50k", 50_000), ("proto_rl 250k/250k", 250_000)):
+        curve = lines[label]
+        assert max(curve.get_xdata()) == 2 * switch  # exploration is drawn as well
+        assert min(curve.get_xdata()) == 0
+        (dotted,) = (
+            line
+            for line in axes.lines
+            if line.get_linestyle() == ":" and line.get_color() == curve.get_color()
+        )
+        assert list(dotted.get_xdata()) == [switch, switch]
+
+
+def test_collapsed_runs_are_counted_and_tested(tmp_path: Path) -> None:
+    sound = {"latent/spread": 0.5, "latent/rank": 30.0, "latent/cosine": 0.3}
+    flat = sound | {"latent/rank": 1.5}
+    folders = []
+    for method, collapsed in (("ksl", 0), ("ksl-conv", 4)):
+        for seed in range(1, 6):
+            folder = tmp_path / f"{method}-{seed}"
+            folders.append(evaluated(folder, method, "walker_walk", seed, {100_000: [1.0 + seed]}))
+            # One seed recovers; nine in a row are not enough.
+            long = health.PATIENCE if seed <= collapsed else health.PATIENCE - 1
+            rows = [sound, *[flat] * long, *([sound] if seed != 2 else [])]
+            text = "".join(json.dumps(row) + "\n" for row in rows) + '{"latent/rank": 1'
+            (folder / "metrics.jsonl").write_text(text)
+    asked("conv-transition", folders, tmp_path / "out")
+    with (tmp_path / "out" / "conv-transition-collapse.csv").open() as file:
+        plain, conv = csv.DictReader(file)
+    assert (plain["label"], plain["runs"], plain["collapsed"]) == ("ksl", "5", "0")
+    assert (conv["label"], conv["runs"], conv["collapsed"]) == ("ksl-conv", "5", "4")
+    assert conv["collapsed_at_end"] == "1"
+    assert float(conv["p"]) == pytest.approx(stats.fisher_exact([[4, 1], [0, 5]]).pvalue, rel=1e-4)
 
 
 def test_encoders_are_judged_on_other_tasks_than_their_own(tmp_path: Path) -> None:
@@ -133,30 +242,21 @@ def test_encoders_are_judged_on_other_tasks_than_their_own(tmp_path: Path) -> No
         COMPARISONS["generalization"].write([folders[-1]], tmp_path / "none")
 
 
-def test_the_papers_curves_are_known_by_our_names() -> None:
-    found = published.curves()
-    assert {task for task, _ in found} == set(TASKS) <= set(tasks.names())
-    assert {method for _, method in found} == {"ksl", "rad", "drq", "curl", "sac_ae"}
-    point = paper_return("finger_spin", "ksl-cpu", 20_000)
-    assert point is not None
-    assert (point.mean, point.std, point.runs) == (488.6, 192.1, 10)
-    assert paper_return("finger_spin", "ksl", 12_345) is None
-    assert paper_return("toy_reach", "ksl", 100_000) is None
-
-
 def test_marks_of_the_table() -> None:
     rows = [
-        {"label": "a", "task": "t", "seed": seed, "env_steps": mark, "score": 1.0}
+        {"label": "a", "method": "a", "task": "t", "seed": seed, "exploration": 0}
+        | {"env_steps": mark, "score": 1.0}
         for seed, last in ((1, 300), (2, 200))
         for mark in range(0, last + 1, 100)
     ]
-    assert table_marks(rows, (), [100]) == [100]
-    assert table_marks(rows, (), [1_000]) == [200]  # the last that both reached
-    assert table_marks(rows, [300, 0], [100]) == [300, 0]
+    assert scores.table_marks(rows, ()) == [200]  # the last that both reached
+    longer = [{**row, "env_steps": 1_000 * int(row["env_steps"])} for row in rows]
+    assert scores.table_marks(longer, ()) == [100_000]  # the paper's, where they were reached
+    assert scores.table_marks(rows, [300, 0]) == [300, 0]
     with pytest.raises(KstepError, match=r"evaluated at 150 env steps, but at 0, 100, 200, 300"):
-        table_marks(rows, [150], [])
-    # A mark that one run did not reach is told from the others only.
-    (line,) = summary(rows, [300], lambda *_: None)
+        scores.table_marks(rows, [150])
+    # A mark that one run did not reach is of the others only.
+    (line,) = scores.summary(rows, [300], lambda *_: None)
     assert (line["runs"], line["paper_runs"]) == (1, 0)
     assert np.isnan(float(line["std"]))
 
@@ -184,10 +284,78 @@ def test_what_does_not_belong_is_refused(tmp_path: Path) -> None:
         ("optimizers", [one, other], "this compares ksl, ksl-one-optimizer"),
         ("k-l-grid", [other], "no k and l"),
         ("generalization", [one], "no frozen encoder"),
+        ("main", [young], "young has a frozen encoder"),
     ):
         with pytest.raises(KstepError, match=complaint):
             COMPARISONS[name].write(folders, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def timed(folder: Path, method: str, seed: int, *attempts: tuple[str, float, int]) -> Path:
+    """A run with a record of its attempts: outcome, seconds, decisions."""
+    run = evaluated(folder, method, "cartpole_swingup", seed, {0: [1.0]})
+    how = {"threads": 2, "device": "cpu", "node": "here"}
+    rows = [
+        {**how, "outcome": outcome, "seconds": seconds, "decisions": decisions}
+        for outcome, seconds, decisions in attempts
+    ]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    folder.with_name(f"{folder.name}.attempts.jsonl").write_text(text)
+    return run
+
+
+def test_times_are_those_of_whole_runs_over_sac_pixels(tmp_path: Path) -> None:
+    folders = [
+        timed(tmp_path / "pixel-1", "sac_pixel", 1, ("done", 100.0, 1_000)),
+        timed(tmp_path / "pixel-2", "sac_pixel", 2, ("done", 300.0, 1_000)),
+        # Stopped and continued; what an attempt that failed had done is done again.
+        timed(
+            *(tmp_path / "ksl", "ksl-results", 1),
+            *(("stopped", 200.0, 400), ("failed", 9.0, 0), ("done", 400.0, 600)),
+        ),
+    ]
+    main(["analyze", "wall-clock", *map(str, folders), "--output", str(tmp_path / "out")])
+    with (tmp_path / "out" / "wall-clock.csv").open() as file:
+        pixel, ksl = csv.DictReader(file)
+    assert (pixel["label"], float(pixel["seconds_per_decision"])) == ("sac_pixel", 0.2)
+    assert (float(pixel["normalized"]), float(pixel["paper"])) == (1.0, 1.0)
+    assert (ksl["label"], float(ksl["normalized"]), ksl["paper"]) == ("ksl-results", 3.0, "3.9")
+    text = (tmp_path / "out" / "wall-clock.md").read_text()
+    assert "| ksl-results | 1 | 0.6 | - | 3 | 3.9 |" in text
+
+
+def test_times_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
+    ksl = timed(tmp_path / "ksl", "ksl", 1, ("done", 1.0, 10))
+    with pytest.raises(KstepError, match="normalized to sac_pixel's"):
+        wall_clock.write([ksl], tmp_path / "out")
+    bare = evaluated(tmp_path / "bare", "sac_pixel", "cartpole_swingup", 1, {0: [1.0]})
+    with pytest.raises(KstepError, match="no record of its time"):
+        wall_clock.write([ksl, bare], tmp_path / "out")
+    other = timed(tmp_path / "other", "sac_pixel", 1, ("done", 1.0, 10))
+    record = tmp_path / "other.attempts.jsonl"
+    record.write_text(record.read_text().replace("here", "there"))
+    with pytest.raises(KstepError, match=r"2 threads of cpu on here; .* on there"):
+        wall_clock.write([ksl, other], tmp_path / "out")
+
+
+def test_without_folders_the_runs_of_the_experiment_are_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        main(["analyze", "optimizers"])
+    assert "none of the 20 runs of optimizers, scale paper" in capsys.readouterr().err
+    for method in ("ksl", "ksl-results", "ksl-one-optimizer"):
+        folder = tmp_path / "runs" / "walker_walk" / f"{method}-paper" / "seed1"
+        evaluated(folder, method, "walker_walk", 1, {100_000: [5.0]})
+    for name, labels in (
+        ("optimizers", ["ksl", "ksl-one-optimizer"]),
+        ("main", ["ksl", "ksl-results"]),
+    ):
+        assert [row["label"] for row in asked(name, [], tmp_path / "out")] == labels
+    # Another experiment's, by name.
+    rows = asked("main", [], tmp_path / "out", "--experiment", "conv-transition")
+    assert [row["label"] for row in rows] == ["ksl", "ksl-results"]
 
 
 @pytest.fixture(scope="module")
@@ -225,7 +393,8 @@ def test_from_training_to_the_table_at_the_debug_size(
     folders = [debug_runs(method) for method in methods]
     rows = asked(name, folders, tmp_path)
     labels = ("k3-l0", "k1-l1") if name == "k-l-grid" else methods
-    assert [row["label"] for row in rows] == [f"{label}-debug" for label in labels]
+    named = [f"{label}-debug" + " 30/30" * (label == "proto_rl") for label in labels]
+    assert [row["label"] for row in rows] == named
     for folder, row in zip(folders, rows, strict=True):
         last = Run.open(folder).evaluations()[-1]
         assert float(row["mean"]) == pytest.approx(np.mean(last["returns"]), rel=1e-4)

@@ -83,9 +83,17 @@ def test_the_originals_bring_their_action_repeats_and_schedules() -> None:
     assert resolve("proto_rl-original", "cartpole_swingup").env.action_repeat == 2
     assert resolve("pi_sac-original", "finger_spin").env.action_repeat == 1
     assert resolve("pi_sac", "finger_spin").env.action_repeat is None
-    method = resolve("pi_sac-original", "walker_walk").method
-    assert method.auxiliary is not None
-    assert (method.learning.initial_decisions, method.auxiliary.pretraining) == (10_000, 10_000)
+    original = resolve("pi_sac-original", "walker_walk").method
+    assert original.auxiliary is not None
+    assert (original.learning.initial_decisions, original.auxiliary.pretraining) == (10_000, 10_000)
+    # The KSL paper's PI-SAC keeps its pretraining and takes everything else from the table (D48).
+    for task, pretraining in (("finger_spin", 0), ("reacher_easy", 5_000), ("walker_walk", 10_000)):
+        method = resolve("pi_sac", task).method
+        assert method.auxiliary is not None
+        assert (method.learning.initial_decisions, method.auxiliary.pretraining) == (
+            1_000,
+            pretraining,
+        )
     assert resolve("rad-original", "cheetah_run").method.learning.initial_decisions == 10_000
 
 

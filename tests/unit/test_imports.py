@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import kstep
@@ -10,7 +12,7 @@ import kstep
 SOURCE = Path(kstep.__file__).parent
 
 LAYERS = [
-    {"errors", "faults", "types", "rng", "files", "published"},
+    {"errors", "faults", "types", "rng", "files"},
     {"nets", "native", "optimizers", "augment", "replay", "envs"},
     {"rl", "auxiliary"},
     {"methods", "batches", "agent", "config"},
@@ -66,3 +68,15 @@ def test_cores_and_auxiliary_tasks_do_not_know_each_other() -> None:
             assert "auxiliary" not in imports(path)
         if part_of(path) == "auxiliary":
             assert "rl" not in imports(path)
+
+
+def test_the_plotting_library_is_imported_only_to_draw() -> None:
+    """Every module but the one that draws bench's picture, which is imported for that alone."""
+    names = [
+        ".".join(("kstep", *path.relative_to(SOURCE).with_suffix("").parts))
+        for path in FILES
+        if path.name not in ("__init__.py", "__main__.py", "figure.py")
+    ]
+    lines = [f"import {name}" for name in names]
+    check = "import sys; assert 'matplotlib' not in sys.modules"
+    subprocess.run([sys.executable, "-c", "\n".join([*lines, check])], check=True, timeout=300)

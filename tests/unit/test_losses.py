@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from kstep.auxiliary.base import Shapes
 from kstep.auxiliary.ksl import KSL, DenseTransitionConfig, KSLConfig
-from kstep.nets.encoder import Encoder
+from kstep.nets.base import Encoder
 from kstep.nets.state import StateEncoder, StateEncoderConfig
 from kstep.rl.sac import SAC, SACConfig
 from kstep.types import KstepError, SequenceBatch, TransitionBatch

@@ -30,7 +30,8 @@ from kstep.config import resolve
 from kstep.native import Shape, Unavailable, choice, library
 from kstep.native.choice import Trial
 from kstep.native.library import Library, plain
-from kstep.nets.encoder import EncoderConfig, PixelEncoder
+from kstep.nets.base import EncoderConfig
+from kstep.nets.encoder import PixelEncoder
 from kstep.optimizers import slow_copy
 from kstep.rng import Streams
 from kstep.run import Run

@@ -16,10 +16,11 @@ from rich.console import Console
 from kstep import encoders
 from kstep.agent import Agent
 from kstep.analysis.evaluation_set import EvaluationSet, collect_from
-from kstep.analysis.questions import QUESTIONS, Subject, analyze, analyze_all, subjects
+from kstep.analysis.questions import QUESTIONS, Answer, Subject, analyze, analyze_all, subjects
 from kstep.cli import main
 from kstep.config import resolve
 from kstep.envs import EnvConfig, make, spec_of
+from kstep.report.analyze import beside_paper
 from kstep.rng import Streams
 from kstep.run import Run
 from kstep.train import Runtime, train
@@ -288,16 +289,17 @@ def test_a_wrong_encoder_is_told_what_is_wrong(on: Path) -> None:
 
 def test_the_papers_changes_in_sensitivity_stand_beside_its_own_task_only() -> None:
     rows = [
-        {"label": "ksl-cpu", "task": task, "seed": 1, "env_steps": at, "perturbation": kind}
+        {"label": "ksl-results-cpu", "task": task, "seed": 1, "env_steps": at, "perturbation": kind}
         | {"distance": float(at), "normalized": 0.0}
         for task in ("walker_walk", "cartpole_swingup")
         for kind in ("translation", "noise", "flipping")
         for at in (5, 10)
     ]
-    tables = QUESTIONS["perturbation"].summarize({"perturbation": rows})
+    asked = QUESTIONS["perturbation"]
+    answer = beside_paper(Answer(asked, asked.summarize({"perturbation": rows}), {}))
     paper = {
         (row["task"], row["perturbation"]): float(row["paper"])
-        for row in tables["perturbation-changes"]
+        for row in answer.tables["perturbation-changes"]
     }
     assert paper["walker_walk", "translation"] == 0.008
     assert paper["walker_walk", "noise"] == paper["walker_walk", "flipping"] > 0.0
@@ -318,14 +320,25 @@ def test_marks_are_obeyed_or_refused(runs: dict[str, Path], tmp_path: Path) -> N
             next(subjects(paths, at, whole_runs=whole))
 
 
-def test_runs_with_changed_settings_are_something_of_their_own(tmp_path: Path) -> None:
+def test_runs_with_changed_settings_are_something_of_their_own() -> None:
     labels = []
     for seed, overrides in ((1, ()), (1, ["method.auxiliary.k=2"]), (2, ["method.auxiliary.k=2"])):
         changed = resolve("ksl", "toy_reach", preset="debug", seed=seed, overrides=overrides)
-        labels.append(encoders.label_of(Run(tmp_path, changed)))
+        labels.append(encoders.label_of(changed))
     assert labels[0] == "ksl-debug"
     assert re.fullmatch(r"ksl-debug-[0-9a-f]{6}", labels[1])
     assert labels[1] == labels[2]
+
+
+def test_two_phases_are_in_the_label() -> None:
+    for budget, more, label in (
+        (100_000, [], "proto_rl 50k/50k"),
+        (500_000, [], "proto_rl 250k/250k"),
+        (500_000, ["method.exploration.env_steps=50000"], "proto_rl 50k/450k"),
+        (201, [], "proto_rl 100/101"),
+    ):
+        experiment = resolve("proto_rl", "walker_walk", env_steps=budget, overrides=more)
+        assert encoders.label_of(experiment) == label
 
 
 def test_figures_keep_tasks_apart(runs: dict[str, Path], on: Path, tmp_path: Path) -> None:

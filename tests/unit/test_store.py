@@ -45,7 +45,7 @@ def test_a_row_per_episode_with_every_column(tmp_path: Path) -> None:
     assert frame.row(-1, named=True) == {
         "source": "runs",
         "method": "ksl",
-        "flavour": "released",
+        "variant": "released",
         "preset": "debug",
         "renderer": "painted",
         "task": "toy_reach",
@@ -100,7 +100,7 @@ def test_scores_are_one_number_per_seed(tmp_path: Path) -> None:
     for seed in (1, 2, 3):
         pretend(tmp_path, "ksl", seed)
     store.collect(tmp_path, tmp_path / "all.parquet")
-    scores = store.scores(store.read(tmp_path / "all.parquet"), 800)
+    scores = store.scores(store.read(tmp_path / "all.parquet").filter(pl.col("mark") == 800))
     assert scores["score"].to_list() == [2.0, 3.0, 4.0]
     assert scores["episodes"].to_list() == [2, 2, 2]
 
@@ -127,8 +127,8 @@ def test_results_of_others_stand_beside_ours(tmp_path: Path) -> None:
         assert (gathered.runs, gathered.rows) == (2, 6)
     theirs = store.read(table).filter(pl.col("source") == "authors")
     assert theirs["return"].to_list() == [759.5, 801.0]
-    assert set(theirs["flavour"]) == {"published"}
-    assert store.scores(theirs, 100_000)["score"].to_list() == [759.5, 801.0]
+    assert set(theirs["variant"]) == {"published"}
+    assert store.scores(theirs)["score"].to_list() == [759.5, 801.0]
     assert store.collect(tmp_path / "runs", table).rows == 6
 
 

@@ -46,7 +46,7 @@ def test_the_papers_experiments_have_the_papers_size(name: str, runs: int) -> No
 
 
 def test_every_shipped_experiment_has_every_scale() -> None:
-    assert len(shipped()) == 8
+    assert len(shipped()) == 9
     for name in shipped():
         for scale in planning.SCALES:
             sweep = read(name, scale)
@@ -90,6 +90,33 @@ def test_less_of_a_sweep() -> None:
     ]
     with pytest.raises(KstepError, match="has no method 'proto_rl'"):
         plan(sweep, methods=["proto_rl"])
+
+
+def test_variants_of_a_sweeps_methods_can_be_named() -> None:
+    sweep = read("main")
+    names = ["ksl-results", "drq-original"]
+    specs = plan(sweep, tasks=["walker_walk"], methods=names, seeds=[1])
+    assert [spec.method for spec in specs] == names
+    assert {spec.env_steps for spec in specs} == {500_000}
+    assert {spec.method for spec in plan(sweep)} == set(sweep.groups[0].methods)  # none unasked
+    every = {name for group in planning.with_variants(sweep).groups for name in group.methods}
+    assert {"ksl-released", "sac_state-original"} < every
+    assert not {"ksl-conv", "pi_sac", "pi_sac-original"} & every
+    # Their encoders may not fit the method that takes them.
+    with pytest.raises(KstepError, match="has no method 'ksl-results'"):
+        plan(read("generalization"), methods=["ksl-results"])
+    # A setting that the others do not take leaves them out.
+    single = ("method.learning.one_optimizer=true",)
+    group = replace(sweep.groups[0], methods=("ksl",), set=single)
+    assert planning.with_variants(replace(sweep, groups=(group,))).groups == (group,)
+
+
+def test_angles_are_measured_on_runs_that_others_train() -> None:
+    angles, carried = (
+        {s.folder: s for s in plan(read(n))} for n in ("gradient-angles", "generalization")
+    )
+    assert len(angles) == 6 * 3
+    assert all(carried[folder] == spec for folder, spec in angles.items())
 
 
 @pytest.mark.parametrize("text", ["", "a", "3-1", "1-", "-2", "1,,2"])

@@ -14,10 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from matplotlib.figure import Figure
 from scipy.spatial.distance import pdist
 
-from kstep.analysis.curves import panels
+from kstep.analysis.curves import Figure, panels
 from kstep.analysis.spread import ROUNDING, centred
 from kstep.analysis.tables import Row
 from kstep.types import Array

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from kstep.analysis.tables import Row, deviation
+
+if TYPE_CHECKING:
+    import matplotlib.figure
+
+Figure: TypeAlias = "matplotlib.figure.Figure"
+
+
+def canvas(width: float, height: float) -> Figure:
+    """Return an empty figure of so many inches. The plotting library is imported here only, when
+    something is drawn: training must not wait for it."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
 
 
 def panels(
     rows: Sequence[Row], titles: Mapping[str, str], level: str | None = None, *, log: bool = False
 ) -> Figure:
     """Draw one panel per column in `titles`; `level` is a column to draw as a dashed line."""
-    shown = Figure(figsize=(4.6 * len(titles), 3.4), layout="constrained")
+    shown = canvas(4.6 * len(titles), 3.4)
     for axes, (column, title) in zip(
         np.atleast_1d(np.asarray(shown.subplots(1, len(titles)))), titles.items(), strict=True
     ):
@@ -31,9 +42,12 @@ def panels(
     return shown
 
 
-def lines(axes: Any, rows: Sequence[Row], column: str) -> dict[str, Any]:
+def lines(
+    axes: Any, rows: Sequence[Row], column: str, given: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """Draw a line per label and task, the mean over runs, with one standard deviation as a band;
-    return their colours by name. Where there is only one task the name is the label."""
+    return their colours by name, those `given` or new ones. Where there is only one task the name
+    is the label."""
     tasks = {row["task"] for row in rows}
     named: dict[str, list[Row]] = {}
     for row in rows:
@@ -44,11 +58,12 @@ def lines(axes: Any, rows: Sequence[Row], column: str) -> dict[str, Any]:
         marks = sorted({int(row["env_steps"]) for row in own})
         values = [[float(r[column]) for r in own if r["env_steps"] == mark] for mark in marks]
         mean = np.array([np.mean(v) for v in values])
-        (line,) = axes.plot(marks, mean, marker="o", markersize=3, label=name)
+        colour = (given or {}).get(name)
+        (line,) = axes.plot(marks, mean, marker="o", markersize=3, label=name, color=colour)
         colours[name] = line.get_color()
         if max(len(v) for v in values) > 1:
             band = np.nan_to_num([deviation(v) for v in values])  # a single run has no band
             axes.fill_between(marks, mean - band, mean + band, color=colours[name], alpha=0.2)
-    axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.locator_params(axis="x", nbins=5)
     axes.xaxis.set_major_formatter(lambda at, _: f"{at / 1000:g}k" if at >= 1000 else f"{at:g}")
     return colours

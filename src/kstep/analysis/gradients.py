@@ -13,10 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from kstep.analysis.curves import lines
+from kstep.analysis.curves import Figure, canvas, lines
 from kstep.analysis.tables import Row
 from kstep.optimizers import Optimizers
 
@@ -99,6 +98,21 @@ def gradients(found: Mapping[str, Angle]) -> Gradients:
     )
 
 
+def per_task(rows: Sequence[Row]) -> list[Row]:
+    """Return the mean angles per label and task over all encoders of all runs: the paper's "on
+    average, conflicting for all tasks" is a `pooled` below 0 in every row."""
+    found: list[Row] = []
+    for label, task in dict.fromkeys((str(row["label"]), str(row["task"])) for row in rows):
+        own = [row for row in rows if (row["label"], row["task"]) == (label, task)]
+        means = {
+            name: _mean([float(row[name]) for row in own])
+            for name in ("pooled", "mean", "mean_without_norms")
+        }
+        runs = len({row["seed"] for row in own})
+        found.append({"label": label, "task": task, "runs": runs, "encoders": len(own), **means})
+    return found
+
+
 def _mean(cosines: Sequence[float]) -> float:
     """Return the mean of those there are: a parameter that does not move has none."""
     known = [cosine for cosine in cosines if not np.isnan(cosine)]
@@ -145,15 +159,22 @@ def _moments(optimizers: Optimizers, name: str, encoder: nn.Module) -> dict[str,
 
 def figure(rows: Sequence[Row], layers: Sequence[Row]) -> Figure:
     """Draw the cosine over training: pooled and mean per method, and per parameter tensor."""
-    shown = Figure(figsize=(13.0, 3.8), layout="constrained")
+    shown = canvas(13.0, 3.8)
     left, middle, right = shown.subplots(1, 3)
     lines(left, rows, "pooled")
     left.set(title="all encoder parameters at once")
     lines(middle, rows, "mean_without_norms")
     middle.set(title="mean per tensor, no LayerNorm (notebook)")
-    renamed = [{**row, "label": f"{row['label']} {row['tensor']}"} for row in layers]
-    lines(right, renamed, "cosine")
-    right.set(title="per tensor")
+    each: dict[tuple[str, int], list[float]] = {}
+    for row in layers:
+        key = (f"{row['label']} {row['tensor']}", int(row["env_steps"]))
+        each.setdefault(key, []).append(float(row["cosine"]))
+    means: list[Row] = [
+        {"label": name, "task": "", "env_steps": mark, "cosine": _mean(own)}
+        for (name, mark), own in each.items()
+    ]
+    lines(right, means, "cosine")
+    right.set(title="per tensor, over tasks and runs")
     for axes in (left, middle, right):
         axes.axhline(0.0, color="grey", linestyle="--")
         axes.set(xlabel="env_steps", ylabel="cosine")

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 
 from kstep.agent import Agent
+from kstep.analysis.curves import Figure, canvas
 from kstep.analysis.evaluation_set import EvaluationSet
 from kstep.analysis.tables import Row
 from kstep.auxiliary.ksl import KSL
-from kstep.types import Array, KstepError, to_device
+from kstep.data.batches import to_device
+from kstep.types import Array, KstepError
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def _unit(vectors: Array) -> Array:
 
 def figure(rows: Sequence[Row]) -> Figure:
     """Draw both distances over decisions ahead, one pair of lines per run."""
-    shown = Figure(figsize=(6.0, 3.8), layout="constrained")
+    shown = canvas(6.0, 3.8)
     axes = shown.subplots()
     runs = dict.fromkeys((row["label"], row["task"], row["seed"], row["env_steps"]) for row in rows)
     for label, task, seed, env_steps in runs:

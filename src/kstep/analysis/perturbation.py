@@ -25,10 +25,9 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise
 
 import numpy as np
-from matplotlib.figure import Figure
 from scipy.special import ndtri
 
-from kstep.analysis.curves import lines
+from kstep.analysis.curves import Figure, canvas, lines
 from kstep.analysis.spread import share
 from kstep.analysis.tables import Row
 from kstep.data.augment import cut
@@ -172,18 +171,22 @@ def _gaps(rows: Sequence[Row]) -> list[tuple[int, Row, Row]]:
 
 
 def figure(rows: Sequence[Row]) -> Figure:
-    """Draw a column per perturbation: distances above, shares of the spread below."""
+    """Draw a column per perturbation: distances, where SAC from pixels dwarfs the others also on
+    their scale, as the paper does, and shares of the spread."""
     kinds = list(dict.fromkeys(str(row["perturbation"]) for row in rows))
-    shown = Figure(figsize=(3.6 * len(kinds), 5.6), layout="constrained")
-    grid = shown.subplots(2, len(kinds), squeeze=False)
-    for line, (column, title) in zip(
-        grid,
-        (("distance", "l2 distance (paper)"), ("normalized", "share of the spread")),
-        strict=True,
-    ):
+    others = [row for row in rows if not str(row["label"]).startswith("sac_pixel")]
+    parts = [("distance", "l2 distance", False), ("normalized", "share of the spread", False)]
+    if others and len(others) < len(rows):
+        parts.insert(0, ("distance", "l2 distance, the others' scale", True))
+    shown = canvas(3.6 * len(kinds), 2.8 * len(parts))
+    grid = shown.subplots(len(parts), len(kinds), squeeze=False)
+    for line, (column, title, scaled) in zip(grid, parts, strict=True):
         for axes, kind in zip(line, kinds, strict=True):
             lines(axes, [row for row in rows if row["perturbation"] == kind], column)
             axes.set(title=f"{kind}: {title}", xlabel="env_steps")
             axes.title.set_fontsize(9)
+            if scaled:
+                most = max(float(row[column]) for row in others if row["perturbation"] == kind)
+                axes.set_ylim(0.0, 1.1 * most or 1.0)
     grid[0][0].legend(fontsize="small")
     return shown

@@ -20,9 +20,8 @@ from typing import Any, TypeAlias
 import imageio.v2 as imageio
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 
-from kstep import encoders, published
+from kstep import encoders
 from kstep.analysis import (
     collapse,
     gradients,
@@ -35,8 +34,9 @@ from kstep.analysis import (
     state_probe,
     temporal,
 )
+from kstep.analysis.curves import Figure
 from kstep.analysis.evaluation_set import EncodeImages, EvaluationSet, checked
-from kstep.analysis.tables import Row, base_of, write_table
+from kstep.analysis.tables import Row, write_table
 from kstep.encoders import SavedEncoder
 from kstep.play import opened
 from kstep.run import Run
@@ -322,18 +322,11 @@ def _perturbation(asked: Asked) -> Found:
 
 
 def _changes(tables: Tables) -> Tables:
-    """The appendix table, the paper's values alongside."""
-    column = {"noise": "flipping"}  # one column of the table, two readings of it (D21)
-    changes: list[Row] = []
-    for change in perturbation.changes_in_sensitivity(tables["perturbation"]):
-        kind = str(change["perturbation"])
-        paper = {}
-        if change["task"] == "walker_walk":
-            paper = published.table("sensitivity_change").get(base_of(str(change["label"])), {})
-        changes.append({**change, "paper": paper.get(column.get(kind, kind), float("nan"))})
+    """The appendix table."""
+    changes = perturbation.changes_in_sensitivity(tables["perturbation"])
     # A single encoder has nothing to change from.
-    changes = [change for change in changes if not np.isnan(float(change["distance"]))]
-    return {"perturbation-changes": changes} if changes else {}
+    known: list[Row] = [change for change in changes if not np.isnan(float(change["distance"]))]
+    return {"perturbation-changes": known} if known else {}
 
 
 def _temporal(asked: Asked) -> Found:
@@ -446,6 +439,7 @@ QUESTIONS: dict[str, Question] = {
             "cosine between the critic's and the auxiliary task's update directions",
             _gradients,
             lambda t, v: gradients.figure(t["gradients"], t["gradients-layers"]),
+            lambda t: {"gradients-tasks": gradients.per_task(t["gradients"])},
         ),
         Question(
             "collapse",

@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from kstep.analysis import fit
-from kstep.analysis.curves import panels
+from kstep.analysis.curves import Figure, panels
 from kstep.analysis.tables import Row
 from kstep.types import Array
 

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from kstep.analysis import fit
+from kstep.analysis.curves import Figure, canvas
 from kstep.analysis.spread import centred
 from kstep.analysis.tables import Row
 from kstep.types import Array
@@ -96,8 +96,7 @@ def figure(rows: Sequence[Row], points: Sequence[Row]) -> Figure:
     reward. Of several seeds the first is shown: their projections have nothing in common."""
     whose = list(dict.fromkeys((str(row["label"]), str(row["task"])) for row in rows))
     marks = sorted({int(row["env_steps"]) for row in rows})
-    size = (3.2 * len(marks) + 0.8, 3.0 * len(whose))
-    shown = Figure(figsize=size, layout="constrained")
+    shown = canvas(3.2 * len(marks) + 0.8, 3.0 * len(whose))
     grid = shown.subplots(len(whose), len(marks), squeeze=False)
     rewards = [float(point["reward"]) for point in points]
     dots = None

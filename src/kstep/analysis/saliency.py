@@ -16,9 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from matplotlib import colormaps
-from matplotlib.figure import Figure
 
+from kstep.analysis.curves import Figure, canvas
 from kstep.types import Array, Encode
 
 PROJECTIONS = 8
@@ -76,6 +75,8 @@ def sensitivity(encode: Encode, stacks: Array, generator: torch.Generator) -> Ar
 
 def overlay(frames: Array, maps: Array, scale: int = 4) -> Array:
     """Lay maps (N, H, W) over frames (N, H, W, 3) uint8 as a heat map, enlarged by `scale`."""
+    from matplotlib import colormaps
+
     brightest = np.quantile(maps, 0.99, axis=(1, 2), keepdims=True)
     level = np.clip(maps / np.where(brightest > 0.0, brightest, 1.0), 0.0, 1.0)
     heat = colormaps["inferno"](level)[..., :3] * 255.0
@@ -103,7 +104,7 @@ def side_by_side(frames: Array, maps: Saliency, scale: int = 4) -> Array:
 
 def figure(pictures: Sequence[tuple[str, Array]]) -> Figure:
     """Show some frames of each video, one row per encoder."""
-    shown = Figure(figsize=(12.0, 1.7 * len(pictures) + 0.3), layout="constrained")
+    shown = canvas(12.0, 1.7 * len(pictures) + 0.3)
     grid = shown.subplots(len(pictures), 3, squeeze=False)
     for (title, frames), line in zip(pictures, grid, strict=True):
         chosen = np.linspace(0, len(frames) - 1, 3).astype(int)

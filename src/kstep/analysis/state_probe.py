@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from kstep.analysis import fit
+from kstep.analysis.curves import Figure, canvas
 from kstep.analysis.tables import Row
 from kstep.types import Array
 
@@ -35,7 +35,7 @@ def figure(rows: Sequence[Row]) -> Figure:
         newest[whose] = max(at, newest.get(whose, at))
     tasks = {task for _, task in newest}
     quantities = list(dict.fromkeys(str(row["quantity"]) for row in rows))
-    shown = Figure(figsize=(7.0, 1.2 + 0.28 * len(quantities)), layout="constrained")
+    shown = canvas(7.0, 1.2 + 0.28 * len(quantities))
     axes = shown.subplots()
     height = 0.8 / len(newest)
     for index, ((label, task), at) in enumerate(newest.items()):

@@ -1,9 +1,9 @@
-"""Tables: rows of numbers, as CSV."""
+"""Tables: rows of numbers, as CSV to compute with and as Markdown to read."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -23,14 +23,21 @@ def write_table(path: Path, rows: Sequence[Row]) -> Path:
     return path
 
 
+def markdown(head: Sequence[str], lines: Iterable[Iterable[Value]]) -> str:
+    """Return a table in Markdown, numbers to three digits."""
+    every = [head, ["---"] * len(head), *lines]
+    return "".join(f"| {' | '.join(map(_shown, line))} |\n" for line in every)
+
+
+def _shown(value: Value) -> str:
+    if isinstance(value, float):
+        return "-" if np.isnan(value) else f"{value:.3g}"
+    return str(value)
+
+
 def deviation(values: Sequence[float]) -> float:
     """Return the standard deviation over runs, with n - 1; nan of a single one."""
     return float(np.std(values, ddof=1)) if len(values) > 1 else float("nan")
-
-
-def base_of(label: str) -> str:
-    """Return the method of a label, without a preset."""
-    return label.removesuffix("-cpu").removesuffix("-debug")
 
 
 def _rounded(value: Value) -> Value:

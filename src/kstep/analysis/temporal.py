@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from matplotlib.figure import Figure
 
-from kstep.analysis.curves import panels
+from kstep.analysis.curves import Figure, panels
 from kstep.analysis.spread import share
 from kstep.analysis.tables import Row
 from kstep.types import Array

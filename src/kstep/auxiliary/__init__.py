@@ -1,5 +1,5 @@
 """Auxiliary tasks; importing this package registers every kind."""
 
-from kstep.auxiliary import autoencoder, ceb, curl, ksl, ksl_convolutional, proto
+from kstep.auxiliary import autoencoder, ceb, curl, ksl, ksl_transitions, proto
 
-__all__ = ["autoencoder", "ceb", "curl", "ksl", "ksl_convolutional", "proto"]
+__all__ = ["autoencoder", "ceb", "curl", "ksl", "ksl_transitions", "proto"]

@@ -15,9 +15,8 @@ from __future__ import annotations
 import abc
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-import annotated_types as at
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -25,7 +24,7 @@ from torch import Tensor, nn
 from kstep.auxiliary.base import AuxiliaryTask, OwnSequences, Shapes
 from kstep.nets.init import Init, initialize
 from kstep.optimizers import Ema, slow_copy
-from kstep.types import Encode, KstepError, Metrics, SequenceBatch
+from kstep.types import Encode, Metrics, SequenceBatch
 from kstep.values import Family, Positive
 
 if TYPE_CHECKING:
@@ -51,6 +50,9 @@ class TransitionConfig(Family):
     def shrunk(self) -> TransitionConfig:
         return self
 
+    def check(self, method: Method) -> None:
+        """Refuse other parts of the method that this model cannot be combined with."""
+
 
 @dataclass(frozen=True)
 class DenseTransitionConfig(TransitionConfig):
@@ -68,28 +70,6 @@ class DenseTransitionConfig(TransitionConfig):
         return Transition(self.inputs, self.relu, self.hidden, shapes)
 
     def shrunk(self) -> DenseTransitionConfig:
-        return replace(self, hidden=(32, 32))
-
-
-@dataclass(frozen=True)
-class SharedTransitionConfig(TransitionConfig):
-    """T whose first layers are the first layers of both Q-functions: knowledge sharing (D20)."""
-
-    kind: ClassVar[str] = "shared"
-
-    layers: Annotated[int, at.Ge(1), at.Le(2)] = 1
-    """The paper's l."""
-    hidden: tuple[Positive, Positive] = (1024, 512)
-    """The first must be as wide as the critic."""
-
-    @property
-    def borrowed_layers(self) -> int:
-        return self.layers
-
-    def build(self, shapes: Shapes) -> Transition:
-        return Transition(0, True, self.hidden, shapes)
-
-    def shrunk(self) -> SharedTransitionConfig:
         return replace(self, hidden=(32, 32))
 
 
@@ -121,13 +101,7 @@ class KSLConfig(OwnSequences):
 
     def check(self, method: Method) -> None:
         super().check(method)
-        if isinstance(self.transition, SharedTransitionConfig):
-            width, critic = self.transition.hidden[0], getattr(method.core, "hidden", None)
-            if width != critic:
-                raise KstepError(
-                    f"method.auxiliary.transition takes layers of the critic, so its hidden[0]="
-                    f"{width} must equal method.core.hidden={critic}"
-                )
+        self.transition.check(method)
 
 
 class Transition(nn.Module):

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kstep import envs, native, system
-from kstep.bench import encoder, figure, memory, renderers, report, steps
+from kstep.bench import encoder, memory, renderers, report, steps
 from kstep.bench.results import Measured, results
 from kstep.bench.sizes import PAPER, QUICK, SECTIONS, Section, Size
 from kstep.bench.steps import COMPACT, KSL, RELEASED, Reading, Steps
@@ -73,6 +73,8 @@ def bench(options: Options, console: Console) -> dict[str, Any]:
     }
     write_json(out, document)  # first: minutes of measuring must survive whatever follows
     report.show(document, console)
+    from kstep.bench import figure  # a plotting library is no part of what is measured
+
     picture = out.with_suffix(".png")
     drawn = figure.draw(document, picture)
     console.print(f"written: {out}" + (f" and {picture}" if drawn else ""), highlight=False)

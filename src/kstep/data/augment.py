@@ -19,7 +19,8 @@ from typing import ClassVar, Literal, TypeAlias
 import numpy as np
 
 from kstep import native
-from kstep.types import Array, Stacks
+from kstep.data.replay import Stacks
+from kstep.types import Array
 from kstep.values import Count, Family
 
 Padding: TypeAlias = Literal["replicate", "zero", "mirror"]

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from kstep.auxiliary.base import OwnSequences
-from kstep.data.replay import Replay
+from kstep.data.replay import Replay, Sequences, Stacks
 from kstep.methods.base import Method
 from kstep.rng import Streams
-from kstep.types import Array, SequenceBatch, Sequences, Stacks, TransitionBatch, to_device
+from kstep.types import Array, SequenceBatch, TransitionBatch
 
 
 @dataclass(frozen=True)
@@ -106,3 +107,11 @@ def _first_transition(windows: SequenceBatch) -> TransitionBatch:
         next_observation=windows.observation[:, 1],
         bootstrap=windows.bootstrap[:, 0],
     )
+
+
+def to_device(device: torch.device, *arrays: Array) -> list[Tensor]:
+    """Return the arrays as tensors on `device`, without a copy where none is needed."""
+    tensors = [torch.from_numpy(array) for array in arrays]
+    if device.type == "cuda":  # only from pinned memory does the transfer leave the processor free
+        tensors = [tensor.pin_memory() for tensor in tensors]
+    return [tensor.to(device, non_blocking=True) for tensor in tensors]

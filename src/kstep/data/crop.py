@@ -8,7 +8,8 @@ from typing import ClassVar
 import numpy as np
 
 from kstep.data.augment import Augment, cut, draw_offsets
-from kstep.types import Array, Stacks
+from kstep.data.replay import Stacks
+from kstep.types import Array
 from kstep.values import Count
 
 

@@ -8,16 +8,61 @@ three. ring.py says how frames, actions and rewards lie in memory.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import numpy as np
 
 from kstep.data.ring import Ring
-from kstep.types import Array, KstepError, Sequences, Stacks
+from kstep.types import Array, KstepError
 
 Rule: TypeAlias = Literal["any", "released"]
 
 LARGEST_REWARD = float(np.finfo(np.float32).max)
+
+
+@dataclass(frozen=True)
+class Stacks:
+    """Observations not put together yet: a ring of frames, and which of them each one stacks.
+
+    Whoever makes a view of them, shifted or cut, can do so in one pass over the frames.
+    """
+
+    ring: Array
+    """(slots, *frame_shape), borrowed: later frames may overwrite it"""
+    slots: Array
+    """(..., S) integers"""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the observations, (..., S, *frame_shape)."""
+        return (*self.slots.shape, *self.ring.shape[1:])
+
+    def at(self, t: int) -> Stacks:
+        """Return the t-th observation of every sequence (B, T, S): (B, S)."""
+        return Stacks(self.ring, self.slots[:, t])
+
+    def together(self) -> Array:
+        """Return the observations as one new array."""
+        stacks: Array = self.ring.take(self.slots, axis=0)
+        return stacks
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """B stretches of T consecutive steps, as the replay stores them; none crosses an episode's end.
+
+    Neither augmented nor scaled. A transition is a sequence of one step.
+    """
+
+    observation: Stacks
+    """(B, T + 1, S, ...)"""
+    action: Array
+    """(B, T, A) in [-1, 1]"""
+    reward: Array
+    """(B, T) summed over action repeats"""
+    bootstrap: Array
+    """(B, T) 1.0 unless the next state is terminal; a time limit is not terminal"""
 
 
 class ReplayUnderfilled(KstepError):

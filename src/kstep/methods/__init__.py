@@ -19,7 +19,7 @@ from kstep.methods.sac_ae import SAC_AE, SAC_AE_ORIGINAL, SAC_PIXEL_ORIGINAL
 from kstep.types import KstepError
 from kstep.values import near
 
-__all__ = ["METHODS", "LearningConfig", "Method", "find"]
+__all__ = ["METHODS", "VARIANT_OF", "LearningConfig", "Method", "find"]
 
 READINGS = (KSL, KSL_RESULTS, KSL_RELEASED)
 CONTROLLED = (RAD, DRQ, CURL, SAC_AE, SAC_STATE, SAC_PIXEL, PI_SAC, PROTO_RL)
@@ -37,6 +37,12 @@ ORIGINALS = (
 METHODS: dict[str, Method] = {
     method.name: method for method in (*READINGS, *CONTROLLED, *ORIGINALS, *ABLATIONS)
 }
+
+VARIANT_OF: dict[str, str] = {
+    method.name: method.base for method in (*READINGS, *CONTROLLED, *ORIGINALS)
+}
+"""Whose variant each is: KSL's readings, and a peer in the controlled and in its original setting.
+Ablations are none: they are something else on purpose."""
 
 
 def find(name: str) -> Method:

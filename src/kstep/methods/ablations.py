@@ -7,8 +7,8 @@ augmentation, no projection and two views are ours.
 from dataclasses import replace
 from typing import Any
 
-from kstep.auxiliary.ksl import KSLConfig, SharedTransitionConfig
-from kstep.auxiliary.ksl_convolutional import ConvolutionalTransitionConfig
+from kstep.auxiliary.ksl import KSLConfig
+from kstep.auxiliary.ksl_transitions import ConvolutionalTransitionConfig, SharedTransitionConfig
 from kstep.data.augment import NoAugment
 from kstep.methods.base import Method
 from kstep.methods.ksl import ENCODER, KSL, SAC, TASK

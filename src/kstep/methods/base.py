@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 from kstep.auxiliary.base import AuxiliaryConfig
 from kstep.data.augment import Augment, NoAugment
-from kstep.nets.encoder import EncoderConfig, PixelEncoderConfig
+from kstep.nets.base import EncoderConfig
+from kstep.nets.encoder import PixelEncoderConfig
 from kstep.rl.core import CoreConfig
 from kstep.rl.sac import SACConfig
 from kstep.types import KstepError, ObservationKind

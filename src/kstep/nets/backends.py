@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from kstep import native
 from kstep.native import Backend
-from kstep.nets.encoder import EncoderConfig, PixelEncoder, PixelEncoderConfig
+from kstep.nets.base import EncoderConfig
+from kstep.nets.encoder import PixelEncoder, PixelEncoderConfig
 
 
 class NativeEncoder(PixelEncoder):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kstep.native import Backend
-from kstep.nets.encoder import Encoder, EncoderConfig
+from kstep.nets.base import Encoder, EncoderConfig
 from kstep.types import KstepError, ObservationKind
 
 if TYPE_CHECKING:

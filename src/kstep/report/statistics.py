@@ -43,29 +43,16 @@ def summarize(scores: npt.ArrayLike) -> Summary:
     return Summary(float(values.mean()), sd, len(values))
 
 
-@dataclass(frozen=True)
-class Welch:
-    """Welch's test of two means, two-sided."""
+def welch(first: Summary, second: Summary) -> float:
+    """Return the two-sided p of Welch's test that two means differ; variances may differ.
 
-    difference: float
-    """First minus second."""
-    t: float
-    freedom: float
-    p: float
-
-
-def welch(first: Summary, second: Summary) -> Welch:
-    """Test whether two means differ, from summary statistics; variances may differ."""
-    if min(first.n, second.n) < 2:
-        raise ValueError(f"a test needs two seeds or more on each side, not {first.n}, {second.n}")
-    difference = first.mean - second.mean
-    left, right = first.sd**2 / first.n, second.sd**2 / second.n
-    if left + right == 0.0:
-        same = difference == 0.0
-        return Welch(difference, 0.0 if same else float("inf"), float("nan"), float(same))
-    t = difference / (left + right) ** 0.5
-    freedom = (left + right) ** 2 / (left**2 / (first.n - 1) + right**2 / (second.n - 1))
-    return Welch(difference, t, freedom, float(2 * stats.t.sf(abs(t), freedom)))
+    nan where nothing can be said: a side with one seed, or two constants that are the same.
+    """
+    with np.errstate(invalid="ignore", divide="ignore"):
+        found = stats.ttest_ind_from_stats(
+            *(first.mean, first.sd, first.n, second.mean, second.sd, second.n), equal_var=False
+        )
+    return float(found.pvalue)
 
 
 def holm(p_values: Sequence[float]) -> tuple[float, ...]:
@@ -87,25 +74,36 @@ def stars(p: float) -> str:
 
 @dataclass(frozen=True)
 class Best:
-    """The best of several methods, tested against the others."""
+    """The best of several, tested against its rivals."""
 
     name: str
     p: Mapping[str, float]
-    """Per other method."""
-    largest: float
-    """Against the closest rival: what a star on the best one claims."""
+    """Per rival; nan where one cannot be tested."""
+    corrected: Mapping[str, float]
+    """With Holm's correction for the number of rivals, which the paper does not apply."""
+
+    @property
+    def closest(self) -> str:
+        """The rival that a star on the best one depends on; empty without any."""
+        return max(self.p, key=lambda rival: (np.isnan(self.p[rival]), self.p[rival]), default="")
+
+    @property
+    def stars(self) -> str:
+        return stars(self.p.get(self.closest, float("nan")))
 
 
-def best_against_others(cells: Mapping[str, Summary], *, correct: bool = False) -> Best:
-    """Test the highest mean against every other, as the paper does; `correct` applies Holm."""
-    if len(cells) < 2:
-        raise ValueError("a best one needs others")
-    name = max(cells, key=lambda key: cells[key].mean)
-    others = [key for key in cells if key != name]
-    p = [welch(cells[name], cells[key]).p for key in others]
-    if correct:
-        p = list(holm(p))
-    return Best(name, dict(zip(others, p, strict=True)), max(p))
+def best_against(name: str, cells: Mapping[str, Summary], rivals: Sequence[str]) -> Best:
+    """Test one cell against every rival's, as the paper does, and with Holm's correction."""
+    p = {rival: welch(cells[name], cells[rival]) for rival in rivals}
+    known = [rival for rival in rivals if not np.isnan(p[rival])]
+    corrected = dict(zip(known, holm([p[rival] for rival in known]), strict=True))
+    return Best(name, p, {rival: corrected.get(rival, float("nan")) for rival in rivals})
+
+
+def fisher(first: tuple[int, int], second: tuple[int, int]) -> float:
+    """Return the two-sided p of Fisher's exact test of two counts (so many, of so many)."""
+    table = [[count, total - count] for count, total in (first, second)]
+    return float(stats.fisher_exact(table).pvalue)
 
 
 def iqm(scores: npt.ArrayLike) -> Array:

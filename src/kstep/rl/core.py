@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from kstep.nets.encoder import Encoder, EncoderConfig
+from kstep.nets.base import Encoder, EncoderConfig
 from kstep.optimizers import Ema, Group
 from kstep.types import Metrics, TransitionBatch
 from kstep.values import Family, Fraction, Positive

@@ -11,7 +11,8 @@ import annotated_types as at
 import torch
 from torch import Tensor, nn
 
-from kstep.nets.encoder import Encoder, EncoderConfig, LatentHead, PixelEncoderConfig
+from kstep.nets.base import Encoder, EncoderConfig
+from kstep.nets.encoder import LatentHead, PixelEncoderConfig
 from kstep.nets.heads import Actor, SquashedGaussian, TwinCritic
 from kstep.nets.init import Init, initialize
 from kstep.optimizers import Ema, Group, slow_copy

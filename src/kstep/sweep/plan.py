@@ -70,7 +70,8 @@ class Sweep:
     transfer: str = ""
     """The method to train on the frozen last encoder of each run, in every other task."""
     paper: str = ""
-    """The table of the paper's results that these runs stand beside; see kstep.data."""
+    """The comparison of the paper that these runs are for (`kstep.report.comparisons`); empty:
+    returns beside those of its tables."""
 
 
 @dataclass(frozen=True)
@@ -108,8 +109,7 @@ class RunSpec:
 
     @property
     def attempts(self) -> Path:
-        """Beside the folder, which must be empty until the run itself begins."""
-        return self.folder.with_name(f"{self.folder.name}.attempts.jsonl")
+        return _attempts(self.folder)
 
     @property
     def log(self) -> Path:
@@ -178,9 +178,11 @@ def plan(
 ) -> list[RunSpec]:
     """Return every run of a sweep once, seed by seed, so that each seed completes a table.
 
-    Runs of a second stage are among them, `ready` where the run they begin with is done.
+    `methods` may also name variants of the sweep's own. Runs of a second stage are among the runs,
+    `ready` where the run they begin with is done.
     """
     chosen, only, asked = tuple(tasks) or sweep.tasks, tuple(methods), tuple(seeds)
+    sweep = with_variants(sweep) if only else sweep
     declared = {name for group in sweep.groups for name in group.methods}
     for name in only:
         if name not in declared:
@@ -205,6 +207,29 @@ def plan(
                     specs[spec.folder] = spec
     every = [*specs.values(), *_transfers(sweep, [*specs.values()], runs)]
     return sorted(every, key=lambda spec: spec.seed)
+
+
+def with_variants(sweep: Sweep) -> Sweep:
+    """Return the sweep with every variant of its methods: `ksl-results` beside `ksl`,
+    `drq-original` beside `drq`, as far as they take the sweep's settings.
+
+    None is added where encoders are carried over: that of another variant may not fit.
+    """
+
+    def fits(name: str, group: Group) -> bool:
+        try:
+            _Cell.of(name, sweep.tasks[0], sweep, group)
+        except KstepError:
+            return False
+        return not sweep.transfer
+
+    groups = []
+    for group in sweep.groups:
+        own = {methods.VARIANT_OF.get(name) for name in group.methods}
+        more = [name for name, of in methods.VARIANT_OF.items() if of in own]
+        more = [name for name in more if name not in group.methods and fits(name, group)]
+        groups.append(replace(group, methods=(*group.methods, *more)))
+    return replace(sweep, groups=tuple(groups))
 
 
 def status(spec: RunSpec) -> Status:
@@ -262,6 +287,16 @@ def newest_checkpoint(folder: Path) -> Path | None:
     return max((path.parent for path in found if _age(path.parent.name)), default=None, key=_by_age)
 
 
+def attempts_of(folder: Path) -> list[dict[str, Any]]:
+    """Return what was written down of every attempt at a run: when, how long, how it ended."""
+    return list(_rows(_attempts(folder)))
+
+
+def _attempts(folder: Path) -> Path:
+    # Beside the folder, which must be empty until the run itself begins.
+    return folder.with_name(f"{folder.name}.attempts.jsonl")
+
+
 def last_problem(spec: RunSpec) -> str:
     """Return the last line of the newest attempt's error; empty if it was stopped or went well."""
     row = _last_row(spec.attempts) or {}
@@ -294,7 +329,7 @@ def measured_speeds(specs: Iterable[RunSpec]) -> dict[tuple[str, str, str], floa
     """Return core-seconds per decision by kind of run: the median over attempts."""
     found: dict[tuple[str, str, str], list[float]] = {}
     for spec in specs:
-        for row in _rows(spec.attempts):
+        for row in attempts_of(spec.folder):
             decisions = row.get("decisions", 0)
             if decisions > 0 and row.get("outcome") in ("done", "stopped"):
                 cost = row["seconds"] * row["threads"] / decisions
@@ -393,7 +428,7 @@ def _shape(
         seconds, frame = float(assumed["state"]["seconds"]), 400
     else:
         passes = assumed["passes"]
-        name = next(n for n in (method, method.partition("-")[0], "ksl") if n in passes)
+        name = next(n for n in (method, experiment.method.base, "ksl") if n in passes)
         forward, backward = passes[name]
         units = assumed["unit"]["native" if backend == "native" else "torch"]
         seconds = (forward + 2 * backward * (not frozen)) * units.get(preset, units["paper"])

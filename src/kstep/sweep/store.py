@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kstep import config
+from kstep.encoders import phases_of
 from kstep.files import write_atomically
 from kstep.run import Run
 from kstep.types import KstepError
@@ -30,7 +31,7 @@ OURS = "runs"
 COLUMNS: Mapping[str, str] = {
     "source": "String",
     "method": "String",
-    "flavour": "String",
+    "variant": "String",
     "preset": "String",
     "renderer": "String",
     "task": "String",
@@ -48,9 +49,9 @@ COLUMNS: Mapping[str, str] = {
 """Name to polars type. `setting` is the digest without the seed: what one curve consists of."""
 
 KEY = ("source", "digest", "mark", "episode")
-ORDER = ("source", "task", "method", "flavour", "preset", "setting", "seed", "mark", "episode")
+ORDER = ("source", "task", "method", "variant", "preset", "setting", "seed", "mark", "episode")
 REQUIRED = ("method", "task", "seed", "env_steps", "return")
-OPTIONAL = ("flavour", "preset", "renderer", "mark", "decisions", "updates", "episode")
+OPTIONAL = ("variant", "preset", "renderer", "mark", "decisions", "updates", "episode")
 
 
 @dataclass(frozen=True)
@@ -141,16 +142,15 @@ def read(table: Path) -> pl.DataFrame:
     return frame
 
 
-def scores(frame: pl.DataFrame, mark: int) -> pl.DataFrame:
-    """Return one score per seed at a mark: the mean return over its evaluation's episodes."""
+def scores(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return one score per seed and mark: the mean return over its evaluation's episodes."""
     import polars as pl
 
-    curve = ["source", "method", "flavour", "preset", "task", "setting"]
+    point = ["source", "method", "variant", "preset", "task", "setting", "seed", "mark"]
     return (
-        frame.filter(pl.col("mark") == mark)
-        .group_by([*curve, "seed"])
+        frame.group_by(point)
         .agg(pl.col("return").mean().alias("score"), pl.len().alias("episodes"))
-        .sort([*curve, "seed"])
+        .sort(point)
     )
 
 
@@ -165,11 +165,11 @@ def run_folders(root: Path) -> Iterator[Path]:
 
 def _rows(run: Run) -> Iterator[dict[str, Any]]:
     experiment = run.experiment
-    method, _, flavour = experiment.method.name.partition("-")
+    method, variant = experiment.method.base, experiment.method.variant
     identity = {
         "source": OURS,
         "method": method,
-        "flavour": flavour or "controlled",
+        "variant": " ".join(filter(None, (variant, phases_of(experiment)))) or "controlled",
         "preset": experiment.preset,
         **_where(run.folder / "system.json"),
         "task": experiment.env.task,
@@ -211,7 +211,7 @@ def _imported(row: Mapping[str, str | None], source: str) -> dict[str, Any]:
     identity = {
         "source": source,
         "method": base,
-        "flavour": word("flavour", suffix or "published"),
+        "variant": word("variant", suffix or "published"),
         "preset": word("preset", "published"),
         "renderer": word("renderer", ""),
         "task": word("task", ""),

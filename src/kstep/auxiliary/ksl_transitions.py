@@ -1,17 +1,53 @@
-"""The paper's convolutional ablation of KSL: a transition model on feature maps."""
+"""KSL's other transition models: the paper's knowledge sharing and its convolutional ablation."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
+import annotated_types as at
 import torch
 from torch import Tensor, nn
 
 from kstep.auxiliary.base import Shapes
-from kstep.auxiliary.ksl import TransitionConfig
+from kstep.auxiliary.ksl import Transition, TransitionConfig
 from kstep.nets.parts import ConvolutionalHead
+from kstep.types import KstepError
+from kstep.values import Positive
+
+if TYPE_CHECKING:
+    from kstep.methods.base import Method
+
+
+@dataclass(frozen=True)
+class SharedTransitionConfig(TransitionConfig):
+    """T whose first layers are the first layers of both Q-functions: knowledge sharing (D20)."""
+
+    kind: ClassVar[str] = "shared"
+
+    layers: Annotated[int, at.Ge(1), at.Le(2)] = 1
+    """The paper's l."""
+    hidden: tuple[Positive, Positive] = (1024, 512)
+    """The first must be as wide as the critic."""
+
+    @property
+    def borrowed_layers(self) -> int:
+        return self.layers
+
+    def build(self, shapes: Shapes) -> Transition:
+        return Transition(0, True, self.hidden, shapes)
+
+    def shrunk(self) -> SharedTransitionConfig:
+        return replace(self, hidden=(32, 32))
+
+    def check(self, method: Method) -> None:
+        width, critic = self.hidden[0], getattr(method.core, "hidden", None)
+        if width != critic:
+            raise KstepError(
+                f"method.auxiliary.transition takes layers of the critic, so its hidden[0]={width} "
+                f"must equal method.core.hidden={critic}"
+            )
 
 
 @dataclass(frozen=True)

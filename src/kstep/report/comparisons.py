@@ -1,0 +1,251 @@
+"""The paper's comparisons of returns: its tables and figures from our runs, its numbers alongside.
+
+- main: every method on every task, and KSL's average improvement over each other one;
+- tangential: KSL against PI-SAC and Proto-RL, which explores first: each split is a column of its
+  own, and lines in the figure show where it begins to receive the task's reward;
+- k-l-grid: k predictions by l layers shared with the critic (D20);
+- conv-transition: KSL against one change of it, and how many runs collapsed; optimizers likewise,
+  without that count. For the changed KSL the paper prints curves but no number;
+- generalization: encoders trained on one task, frozen, a plain SAC agent trained on top in every
+  other task; mean over source tasks and seeds. What is frozen: convolutions, linear layer and
+  LayerNorm, for fast and slow values; everything else starts from scratch (D35).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from kstep.analysis.tables import Row, markdown, write_table
+from kstep.auxiliary.ksl import DenseTransitionConfig, KSLConfig
+from kstep.auxiliary.ksl_transitions import SharedTransitionConfig
+from kstep.config import Experiment, resolve
+from kstep.encoders import label_of, with_preset
+from kstep.methods import VARIANT_OF
+from kstep.report import paper, scores
+from kstep.report.collapsed import collapsed_runs
+from kstep.report.figures import Layout, curves
+from kstep.report.scores import Beside, Identify
+from kstep.types import KstepError
+from kstep.values import difference
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Which runs belong in it, what they are called there, and what the paper has."""
+
+    name: str
+    summary: str
+    identify: Identify
+    beside: Beside
+    layout: Layout = lambda task, label: (task, label)
+    variants: bool = False
+    """Whether other readings and settings of its methods belong in it as well."""
+    more: Callable[[Sequence[Path], Sequence[Row]], dict[str, list[Row]]] = lambda _, table: {}
+    """Further tables, from the run folders and the table of cells, by name."""
+
+    def write(self, folders: Sequence[Path], output: Path, at: Sequence[int] = ()) -> list[Path]:
+        """Write every evaluation, the table (to compute with and to read) and the curves."""
+        rows = scores.from_runs(folders, self.identify)
+        rows = [row for row in rows if row.get("source") != row["task"]]
+        if not rows:
+            raise KstepError("every run has an encoder of its own task: nothing was carried over")
+        _refuse_several_ages(rows)
+        table = scores.summary(rows, scores.table_marks(rows, at), self.beside)
+        more = {name: found for name, found in self.more(folders, table).items() if found}
+        tables = {f"{self.name}-runs": rows, self.name: table}
+        tables |= {f"{self.name}-{name}": found for name, found in more.items()}
+        blocks = [to_read(table, self.layout)]
+        blocks += [markdown([*own[0]], (row.values() for row in own)) for own in more.values()]
+        output.mkdir(parents=True, exist_ok=True)
+        written = [write_table(output / f"{name}.csv", found) for name, found in tables.items()]
+        text, picture = output / f"{self.name}.md", output / f"{self.name}.png"
+        text.write_text("\n".join(blocks))
+        curves(rows, self.layout, self.beside).savefig(picture, dpi=120)
+        return [*written, text, picture]
+
+
+def _refuse_several_ages(rows: Sequence[Row]) -> None:
+    """Frozen encoders of one cell must have been trained equally long."""
+    ages: dict[object, int] = {}
+    for row in rows:
+        if "source_env_steps" in row:
+            age = int(row["source_env_steps"])
+            known = ages.setdefault(row["label"], age)
+            if known != age:
+                raise KstepError(
+                    f"some encoders of {row['label']} were trained for {known:,} env steps, some "
+                    f"for {age:,}; their returns do not belong in one mean"
+                )
+
+
+LEGEND = (
+    "mean ± standard deviation (number of runs) [the paper's]. **Bold**: the highest mean of those "
+    "that see images; \\* p < 0.05, \\*\\* p < 0.01 against its closest rival (Welch)."
+)
+
+
+def to_read(table: Sequence[Row], layout: Layout) -> str:
+    """Return the table to read: ours and, in brackets, the paper's; a block per mark."""
+    blocks = []
+    for mark in dict.fromkeys(int(row["env_steps"]) for row in table):
+        cells = {
+            layout(str(row["task"]), str(row["label"])): _shown(row)
+            for row in table
+            if row["env_steps"] == mark
+        }
+        columns = list(dict.fromkeys(column for _, column in cells))
+        lines = [
+            [line, *(cells.get((line, column), "-") for column in columns)]
+            for line in dict.fromkeys(line for line, _ in cells)
+        ]
+        blocks.append(markdown([f"{mark:,} env_steps", *columns], lines))
+    return "\n".join([*blocks, f"{LEGEND}\n"])
+
+
+def _shown(row: Row) -> str:
+    ours = cell(row).replace("*", "\\*")
+    shown = f"**{ours}**" if row["best"] else ours
+    if not row["paper_runs"]:
+        return shown
+    theirs = cell(row, "paper_").replace("*", "\\*")
+    return f"{shown} [{f'**{theirs}**' if row['paper_best'] else theirs}]"
+
+
+def cell(row: Row, whose: str = "") -> str:
+    """Return our cell of a summary's row, or the paper's, as 841 ± 33** (n = 10)."""
+    std = float(row[f"{whose}std"])
+    spread = "" if std != std else f" ± {std:.0f}"
+    return f"{row[f'{whose}mean']:.0f}{spread}{row[f'{whose}stars']} (n = {row[f'{whose}runs']})"
+
+
+def by_method(experiment: Experiment) -> Row:
+    if experiment.frozen_encoder is not None:
+        raise KstepError("has a frozen encoder: that is for generalization")
+    exploration = experiment.method.exploration
+    return {
+        "label": label_of(experiment),
+        "method": experiment.method.name,
+        "task": experiment.env.task,
+        "seed": experiment.seed,
+        "exploration": (exploration.env_steps or 0) if exploration else 0,
+    }
+
+
+def only(*methods: str) -> Identify:
+    """Return an identification that refuses other methods than these."""
+
+    def identify(experiment: Experiment) -> Row:
+        name = experiment.method.name
+        if name not in methods:
+            raise KstepError(f"is {name}; this compares {', '.join(methods)}")
+        return by_method(experiment)
+
+    return identify
+
+
+def by_k_and_l(experiment: Experiment) -> Row:
+    method = experiment.method
+    task = method.auxiliary
+    if not isinstance(task, KSLConfig):
+        raise KstepError(f"is {method.name}, which has no k and l")
+    plain = resolve("ksl", experiment.env.task, preset=experiment.preset).method
+    assert isinstance(plain.auxiliary, KSLConfig)
+    transition, layers = plain.auxiliary.transition, task.transition.borrowed_layers
+    assert isinstance(transition, DenseTransitionConfig)
+    of_grid = replace(plain.auxiliary, k=task.k)
+    if layers:
+        of_grid = replace(of_grid, transition=SharedTransitionConfig(layers, transition.hidden))
+    changed = replace(plain, variant=method.variant, auxiliary=of_grid)
+    more = difference(method, changed)
+    if more:
+        key, here, there = more[0]
+        raise KstepError(
+            f"is {method.name}, which is not ksl with another k and l: {key} is {here!r}, not "
+            f"{there!r}"
+        )
+    label = with_preset(f"k{task.k}-l{layers}", experiment)
+    return {**by_method(experiment), "label": label}
+
+
+def by_source(experiment: Experiment) -> Row:
+    source, on_top = experiment.frozen_encoder, experiment.method.name
+    if source is None:
+        raise KstepError("has no frozen encoder: kstep train --frozen-encoder FILE")
+    if on_top != "sac_pixel":
+        raise KstepError(f"has {on_top} on its frozen encoder; this is of sac_pixel")
+    return {
+        **by_method(replace(experiment, frozen_encoder=None)),
+        "label": source.label,
+        "source": source.task,
+        "source_seed": source.seed,
+        "source_env_steps": source.env_steps,
+    }
+
+
+def grid_layout(task: str, label: str) -> tuple[str, str]:
+    found = re.fullmatch(r"k(\d+)-l(\d+)(.*)", label)
+    assert found, label
+    return f"{task}, k = {found[1]}{found[3]}", f"l = {found[2]}"
+
+
+def _returns(*tables: str) -> Beside:
+    return partial(paper.beside, tables=tables)
+
+
+COMPARISONS = {
+    comparison.name: comparison
+    for comparison in (
+        Comparison(
+            "main",
+            "returns of methods per task",
+            by_method,
+            _returns("main", "tangential"),
+            variants=True,
+            more=lambda _, table: {"improvement": scores.improvements(table)},
+        ),
+        Comparison(
+            "tangential",
+            "KSL against PI-SAC and Proto-RL",
+            only(*(n for n, of in VARIANT_OF.items() if of in ("ksl", "pi_sac", "proto_rl"))),
+            _returns("tangential", "main"),
+            variants=True,
+        ),
+        Comparison(
+            "k-l-grid",
+            "k predictions by l shared layers",
+            by_k_and_l,
+            _returns("k-l-grid"),
+            grid_layout,
+        ),
+        Comparison(
+            "conv-transition",
+            "dense against convolutional transition model",
+            only("ksl", "ksl-conv"),
+            _returns("main"),
+            more=lambda folders, _: {"collapse": collapsed_runs(folders)},
+        ),
+        Comparison(
+            "optimizers",
+            "separate optimizers against one",
+            only("ksl", "ksl-one-optimizer"),
+            _returns("main"),
+        ),
+        Comparison(
+            "generalization",
+            "frozen encoders on other tasks than their own",
+            by_source,
+            _returns("generalization"),
+        ),
+    )
+}
+
+
+def comparison_of(paper_key: str) -> Comparison:
+    """Return the comparison that an experiment's key `paper` names; without one, `main`."""
+    if paper_key not in ("", *COMPARISONS):
+        raise KstepError(f"paper = '{paper_key}' is none of {', '.join(COMPARISONS)}")
+    return COMPARISONS[paper_key or "main"]

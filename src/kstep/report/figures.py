@@ -1,0 +1,57 @@
+"""Curves of returns over training, the paper's as dashes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from kstep.analysis.curves import Figure, canvas, lines
+from kstep.analysis.tables import Row
+from kstep.report import paper
+from kstep.report.scores import Beside
+
+Layout: TypeAlias = Callable[[str, str], tuple[str, str]]
+"""Where a task and a label stand: the panel (or line of a table) and the line in it (or column)."""
+
+
+def curves(rows: Sequence[Row], layout: Layout, beside: Beside) -> Figure:
+    """Draw return over env_steps, a panel per line of the table; dashes are the paper's, dotted
+    lines show where a method that explores first begins to receive the task's reward."""
+    panels: dict[str, list[Row]] = {}
+    for row in rows:
+        panel, line = layout(str(row["task"]), str(row["label"]))
+        panels.setdefault(panel, []).append({**row, "label": line, "of": row["label"]})
+    every = dict.fromkeys(str(row["label"]) for own in panels.values() for row in own)
+    colours = {line: f"C{place}" for place, line in enumerate(every)}
+    across = min(3, len(panels))
+    down = -(-len(panels) // across)
+    shown = canvas(4.4 * across, 3.4 * down)
+    grid = np.ravel(shown.subplots(down, across, squeeze=False))
+    named: set[str] = set()
+    for axes, (title, own) in zip(grid, panels.items(), strict=False):
+        drawn = lines(axes, own, "score", colours)
+        last = max(int(row["env_steps"]) for row in own)
+        first = {str(row["label"]): {**row, "label": row["of"]} for row in reversed(own)}
+        dashed: set[tuple[float, ...]] = set()
+        for line, row in first.items():
+            theirs = {m: c for m in paper.CURVE_MARKS if m <= last and (c := beside(row, m))}
+            means = tuple(cell.mean for cell in theirs.values())
+            if means and means not in dashed:  # several variants share one column of the paper
+                style = "--x" if len(means) > len(paper.MARKS) else "x"  # a curve, or its table
+                axes.plot([*theirs], means, style, color=drawn[line], alpha=0.6, markersize=5)
+                dashed.add(means)
+            if row["exploration"]:
+                axes.axvline(int(row["exploration"]), color=drawn[line], linestyle=":")
+        axes.set(title=title, xlabel="env_steps", ylabel="return")
+        if not set(drawn) <= named:
+            if dashed:
+                axes.plot([], [], "--x", color="grey", label="the paper")
+            if any(row["exploration"] for row in own):
+                axes.plot([], [], ":", color="grey", label="the task begins")
+            axes.legend(fontsize="small")
+            named |= set(drawn)
+    for axes in grid[len(panels) :]:
+        axes.set_axis_off()
+    return shown
