@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from kstep import encoders
+from kstep.agent import Agent
 from kstep.cli import main
 from kstep.config import resolve
 from kstep.play import opened
 from kstep.run import Run
 from kstep.types import KstepError
+from kstep.values import change
 from tests.make import agent_and_replay, moved, snapshot
 
 TINY = ["--preset", "debug", "--threads", "1"]
@@ -52,10 +54,9 @@ def test_a_frozen_encoder_stays_as_it_was_and_the_rest_learns(source: Path, tmp_
 
 
 def test_only_actor_critic_and_temperature_move(source: Path) -> None:
-    from kstep.agent import Agent
-
     plain, replay = agent_and_replay("sac_pixel")
-    agent = Agent(plain.method, plain.spec, plain.streams, frozen_encoder=True)
+    method = change(plain.method, {"learning.critic_trains": "nothing"})
+    agent = Agent(method, plain.spec, plain.streams)
     assert "encoder" not in agent.optimizers.owners()
     agent.take_encoder(encoders.load(source).encoder)
     before = snapshot(agent.state())
