@@ -20,19 +20,20 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from kstep import checkpoint, system
+from kstep.run import checkpoint
+from kstep.run import system
 from kstep.agent import Agent
-from kstep.checkpoint import Positions, Session
+from kstep.run.checkpoint import Positions, Session
 from kstep.config import resolve
 from kstep.data.replay import Replay
 from kstep.data.ring import ReplayConfig
 from kstep.envs import EnvConfig, make, spec_of
-from kstep.episode import Episode
-from kstep.health import Health
-from kstep.origin import Allowed, Origin
+from kstep.run.episode import Episode
+from kstep.run.health import Health
+from kstep.run.provenance import Allowed, Origin
 from kstep.rng import Streams
-from kstep.run import Run
-from kstep.train import Runtime
+from kstep.run.folder import Run
+from kstep.run.runtime import Runtime
 from kstep.types import Counts
 
 DECISIONS = 100_000

@@ -11,12 +11,12 @@ import safetensors.torch
 import torch
 from rich.console import Console
 
-from kstep import checkpoint, train
 from kstep.auxiliary.base import OwnSequences
 from kstep.config import EvaluationConfig, Experiment
 from kstep.methods import METHODS
-from kstep.run import Run
-from kstep.train import Runtime
+from kstep.run import checkpoint, train
+from kstep.run.folder import Run
+from kstep.run.runtime import Runtime
 from tests.make import tiny
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import tyro
 from tyro.conf import Positional, UseAppendAction
 
-from kstep import faults
+from kstep import errors as faults
 from kstep.errors import KstepError
 
 
@@ -66,10 +66,13 @@ class Train:
     def __call__(self) -> None:
         from rich.console import Console
 
-        from kstep import config, encoders, system
-        from kstep.origin import Allowed
-        from kstep.run import Run
-        from kstep.train import Runtime, Stopped, train
+        from kstep import config
+        from kstep.run import saved_encoders as encoders
+        from kstep.run import system
+        from kstep.run.folder import Run
+        from kstep.run.provenance import Allowed
+        from kstep.run.runtime import Runtime
+        from kstep.run.train import Stopped, train
 
         if self.threads is not None and self.threads < 1:
             raise KstepError(f"--threads must be at least 1, not {self.threads}")
@@ -130,8 +133,8 @@ class Eval:
     def __call__(self) -> None:
         from rich.console import Console
 
-        from kstep.evaluate import evaluate, evaluation_seeds
-        from kstep.play import opened
+        from kstep.run.evaluate import evaluate, evaluation_seeds
+        from kstep.run.load import opened
 
         if self.episodes < 1:
             raise KstepError(f"--episodes must be at least 1, not {self.episodes}")
@@ -177,9 +180,9 @@ class Film:
     def __call__(self) -> None:
         from rich.console import Console
 
-        from kstep.evaluate import evaluation_seeds
-        from kstep.film import FilmConfig, film
-        from kstep.play import opened
+        from kstep.report.film import FilmConfig, film
+        from kstep.run.evaluate import evaluation_seeds
+        from kstep.run.load import opened
 
         if self.seed < 0:
             raise KstepError(f"--seed must not be negative, not {self.seed}")
@@ -293,7 +296,8 @@ class Show:
     def __call__(self) -> None:
         from rich.console import Console
 
-        from kstep import config, show
+        from kstep import config
+        from kstep.report import show
 
         console = Console()
         if not console.is_terminal:
@@ -346,7 +350,7 @@ class Doctor:
     def __call__(self) -> None:
         from rich.console import Console
 
-        from kstep.doctor import doctor
+        from kstep.bench.doctor import doctor
 
         if not doctor(Console(soft_wrap=True), self.backend):
             sys.exit(1)
@@ -408,8 +412,9 @@ class Selfcheck:
     def __call__(self) -> None:
         from rich.console import Console
 
-        from kstep import selfcheck, system
-        from kstep.train import Runtime, Stopped
+        from kstep.run import selfcheck, system
+        from kstep.run.runtime import Runtime
+        from kstep.run.train import Stopped
 
         if self.threads is not None and self.threads < 1:
             raise KstepError(f"--threads must be at least 1, not {self.threads}")
@@ -451,7 +456,7 @@ class Sweep:
     engine: Literal["local", "ray", "slurm"] = "local"
     """This machine; a Ray cluster (extra ray); Slurm (extra slurm)."""
     runs: Path = Path("runs")
-    """Where run folders are kept; for slurm, and for ray without --sync, every node must see it."""
+    """Where run folders are kept; for ray and slurm, on storage that every node sees."""
     workers: int | None = None
     """Runs at once on this machine; the default follows from cores and memory."""
     threads: int | None = None
@@ -466,8 +471,6 @@ class Sweep:
     """What computes the convolutions; auto: each machine chooses, which decides the last bits."""
     address: str = "auto"
     """Of the Ray cluster."""
-    sync: bool = False
-    """For ray, if nodes share no disk: run folders travel, each checkpoint comes back."""
     partition: str | None = None
     """Of Slurm."""
     hours: float = 24.0
@@ -482,8 +485,6 @@ class Sweep:
         from kstep.native import expected
         from kstep.sweep import engines, plan, watch
 
-        if self.sync and self.engine != "ray":
-            raise KstepError(f"--sync is for --engine ray, not {self.engine}")
         console = Console(soft_wrap=True)
         sweep = plan.read(self.experiment, self.scale)
         seeds = plan.numbers(self.seeds) if self.seeds else ()
@@ -513,7 +514,7 @@ class Sweep:
         )
         chosen: engines.Engine
         if self.engine == "ray":
-            chosen = engines.Ray(self.address, shared=not self.sync)
+            chosen = engines.Ray(self.address)
         elif self.engine == "slurm":
             chosen = engines.Slurm(self.partition, int(60 * self.hours))
         else:

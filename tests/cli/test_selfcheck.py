@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kstep import selfcheck
+from kstep.run import selfcheck
 from kstep.cli import main
 from kstep.report import paper
 

@@ -15,16 +15,19 @@ import numpy as np
 import pytest
 import torch
 
-from kstep import checkpoint, cli, faults, train
+from kstep import cli
+from kstep.run import checkpoint
+from kstep import errors as faults
+from kstep.run import train
 from kstep.data.replay import Replay
 from kstep.data.ring import FRAMES_FILE, ReplayConfig
 from kstep.envs import EnvConfig, gl, make
 from kstep.envs.base import RendererFailed
 from kstep.envs.toy import ToyEnv
 from kstep.envs.worker import RemoteEnv
-from kstep.faults import Fault
-from kstep.run import Run
-from kstep.train import Stopped
+from kstep.errors import Fault
+from kstep.run.folder import Run
+from kstep.run.train import Stopped
 from kstep.types import EnvSpec, KstepError
 from tests.runs import assert_same, contents, experiment, go
 

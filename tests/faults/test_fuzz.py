@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from kstep import cli
 from kstep.config import encode, resolve
-from kstep.run import Run
+from kstep.run.folder import Run
 from kstep.types import KstepError
 from tests.runs import experiment, go, weights
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from kstep.run import Run
+from kstep.run.folder import Run
 from tests.make import HANGING
 from tests.runs import assert_same
 

@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 
-from kstep import checkpoint, envs, origin, system
+from kstep import envs
+from kstep.run import checkpoint
+from kstep.run import provenance as origin
+from kstep.run import system
 from kstep.files import write_json
-from kstep.origin import Allowed, Origin
-from kstep.run import Run
+from kstep.run.provenance import Allowed, Origin
+from kstep.run.folder import Run
 from kstep.types import KstepError
 from tests.runs import assert_same, contents, experiment, go, weights
 
@@ -100,7 +103,7 @@ def test_what_is_whole_but_foreign_is_refused_not_passed_over(
 
 
 def test_the_first_format_can_be_looked_at_and_continued_by_force(tmp_path: Path) -> None:
-    from kstep.play import opened
+    from kstep.run.load import opened
 
     whole = go(tmp_path / "whole", experiment(env_steps=50))
     run = go(tmp_path / "run", experiment(env_steps=40))
@@ -156,7 +159,7 @@ def test_a_log_that_was_changed_is_not_vouched_for(
 def test_a_run_killed_before_its_last_evaluation_still_makes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kstep import train
+    from kstep.run import train
 
     whole = go(tmp_path / "whole", experiment(env_steps=60))
     original = train._Trainer._evaluate
@@ -175,7 +178,7 @@ def test_a_run_killed_before_its_last_evaluation_still_makes_it(
 
 def test_two_checkpoints_between_two_decisions_and_both_are_kept(tmp_path: Path) -> None:
     """Nothing is ever removed to make room for what takes its place."""
-    from kstep import train
+    from kstep.run import train
 
     run = go(tmp_path / "run", experiment(env_steps=40))
     saved = sorted(path.name for path in run.checkpoints.iterdir())

@@ -16,11 +16,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from kstep import envs, train
+from kstep import envs
+from kstep.run import train
 from kstep.config import EvaluationConfig, Experiment, resolve
 from kstep.methods import find
-from kstep.run import Run
-from kstep.train import Runtime
+from kstep.run.folder import Run
+from kstep.run.runtime import Runtime
 
 MARGIN = 4.0
 DECISIONS = 8_000

@@ -12,13 +12,15 @@ import pytest
 from rich.console import Console
 from scipy import stats
 
-from kstep import encoders, health
+from kstep.run import saved_encoders as encoders
+from kstep.run import health
 from kstep.cli import main
 from kstep.config import FrozenEncoder, resolve
 from kstep.report import figures, paper, scores, wall_clock
 from kstep.report.comparisons import COMPARISONS
-from kstep.run import Run
-from kstep.train import Runtime, train
+from kstep.run.folder import Run
+from kstep.run.runtime import Runtime
+from kstep.run.train import train
 from kstep.types import KstepError
 
 

@@ -11,7 +11,7 @@ import pytest
 from kstep import envs
 from kstep.agent import Agent
 from kstep.envs import ControlEnv, EnvConfig, close_lanes, make_lanes, spec_of
-from kstep.evaluate import evaluate
+from kstep.run.evaluate import evaluate
 from kstep.rng import Streams
 from tests.make import tiny
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from kstep import encoders
 from kstep.agent import Agent
+from kstep.run import saved_encoders as encoders
 from kstep.cli import main
 from kstep.config import resolve
-from kstep.play import opened
-from kstep.run import Run
+from kstep.run.load import opened
+from kstep.run.folder import Run
 from kstep.types import KstepError
 from kstep.values import change
 from tests.make import agent_and_replay, moved, snapshot

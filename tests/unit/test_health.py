@@ -11,10 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from kstep import checkpoint, train
-from kstep.faults import Fault
-from kstep.health import PATIENCE, Health, spread_of
-from kstep.run import Run
+from kstep.run import checkpoint
+from kstep.run import train
+from kstep.errors import Fault
+from kstep.run.health import PATIENCE, Health, spread_of
+from kstep.run.folder import Run
 from tests.make import agent_and_replay, moved, snapshot
 from tests.runs import experiment, go
 

@@ -24,7 +24,8 @@ from rich.console import Console
 from torch import Tensor
 from torch.nn.grad import conv2d_input, conv2d_weight
 
-from kstep import native, train
+from kstep import native
+from kstep.run import train
 from kstep.agent import Agent
 from kstep.config import resolve
 from kstep.native import Shape, Unavailable, choice, library
@@ -34,8 +35,8 @@ from kstep.nets.base import EncoderConfig
 from kstep.nets.encoder import PixelEncoder
 from kstep.optimizers import slow_copy
 from kstep.rng import Streams
-from kstep.run import Run
-from kstep.train import Runtime
+from kstep.run.folder import Run
+from kstep.run.runtime import Runtime
 from kstep.types import KstepError
 from tests.make import filled_replay, spec_for
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from kstep import encoders
+from kstep.run import saved_encoders as encoders
 from kstep.agent import Agent
 from kstep.analysis.evaluation_set import EvaluationSet, collect_from
 from kstep.analysis.questions import QUESTIONS, Answer, Subject, analyze, analyze_all, subjects
@@ -22,8 +22,9 @@ from kstep.config import resolve
 from kstep.envs import EnvConfig, make, spec_of
 from kstep.report.analyze import beside_paper
 from kstep.rng import Streams
-from kstep.run import Run
-from kstep.train import Runtime, train
+from kstep.run.folder import Run
+from kstep.run.runtime import Runtime
+from kstep.run.train import train
 from kstep.types import Counts, KstepError
 
 QUIET = Console(quiet=True)

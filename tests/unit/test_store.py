@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kstep.config import resolve
-from kstep.run import Run
+from kstep.run.folder import Run
 from kstep.types import KstepError
 
 pl = pytest.importorskip("polars")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from kstep.run import Run
+from kstep.run.folder import Run
 from kstep.sweep import plan as planning
 from kstep.sweep.plan import RunSpec, count, estimate, numbers, plan, read, shipped, status
 from kstep.types import KstepError
@@ -224,7 +224,7 @@ def test_runs_that_were_to_save_encoders_are_done_only_with_them(tmp_path: Path)
 
 
 def test_transfer_runs_are_ready_once_their_source_is_done(tmp_path: Path) -> None:
-    from kstep import encoders
+    from kstep.run import saved_encoders as encoders
     from kstep.config import digest, resolve
 
     def planned() -> tuple[list[RunSpec], list[RunSpec]]:

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from kstep import checkpoint, train
+from kstep.run import checkpoint
+from kstep.run import train
 from kstep.config import EvaluationConfig
 from kstep.files import sha256, write_json
-from kstep.run import Run
-from kstep.train import Stopped
+from kstep.run.folder import Run
+from kstep.run.train import Stopped
 from kstep.types import KstepError
 from tests.make import tiny
 from tests.runs import assert_same, experiment, go, weights
@@ -157,7 +158,7 @@ def test_lost_checkpoints_are_not_mistaken_for_a_new_run(tmp_path: Path) -> None
 def test_acting_needs_no_replay(tmp_path: Path) -> None:
     import shutil
 
-    from kstep.play import opened
+    from kstep.run.load import opened
 
     run = go(tmp_path / "run", experiment(env_steps=40))
     shutil.rmtree(run.replay)

@@ -21,14 +21,14 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from kstep import system
 from kstep.agent import Agent
 from kstep.envs import ControlEnv
-from kstep.episode import Episode
 from kstep.files import sha256, write_atomically, write_json
-from kstep.play import opened
 from kstep.rng import episode_seed
-from kstep.run import Run
+from kstep.run import system
+from kstep.run.episode import Episode
+from kstep.run.folder import Run
+from kstep.run.load import opened
 from kstep.types import Array, KstepError
 from kstep.values import encode
 

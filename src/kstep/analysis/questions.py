@@ -21,7 +21,6 @@ import imageio.v2 as imageio
 import numpy as np
 import torch
 
-from kstep import encoders
 from kstep.analysis import (
     collapse,
     gradients,
@@ -37,9 +36,10 @@ from kstep.analysis import (
 from kstep.analysis.curves import Figure
 from kstep.analysis.evaluation_set import EncodeImages, EvaluationSet, checked
 from kstep.analysis.tables import Row, write_table
-from kstep.encoders import SavedEncoder
-from kstep.play import opened
-from kstep.run import Run
+from kstep.run import saved_encoders as encoders
+from kstep.run.folder import Run, RunFolder
+from kstep.run.load import opened
+from kstep.run.saved_encoders import SavedEncoder
 from kstep.types import Array, KstepError
 
 Tables: TypeAlias = dict[str, list[Row]]
@@ -260,7 +260,7 @@ def _files(path: Path, at: Sequence[int], whole_runs: bool) -> list[Path]:
         if at and encoders.mark_of(path) not in at:
             raise KstepError(f"{path} is of {encoders.mark_of(path):,} env_steps, which --at omits")
         return [path]
-    saved = [] if whole_runs else encoders.saved_in(path)
+    saved = [] if whole_runs else RunFolder(path).saved_encoders()
     there = {encoders.mark_of(file): file for file in saved}
     missing = [mark for mark in at if mark not in there]
     if missing and not saved:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from kstep import envs, native, system
+from kstep import envs, native
 from kstep.bench import encoder, memory, renderers, report, steps
 from kstep.bench.results import Measured, results
 from kstep.bench.sizes import PAPER, QUICK, SECTIONS, Section, Size
@@ -21,6 +21,7 @@ from kstep.bench.timing import Candidate, Times, interleave
 from kstep.files import write_json
 from kstep.native import Backend
 from kstep.nets.backends import require_native
+from kstep.run import system
 from kstep.types import KstepError
 
 

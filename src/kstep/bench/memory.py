@@ -57,12 +57,13 @@ def here(size: Size, backend: Backend, threads: int) -> dict[str, Any]:
     """Measure in this process."""
     import torch
 
-    from kstep import envs, system
+    from kstep import envs
     from kstep.agent import Agent
     from kstep.bench.steps import fill, spec_of
     from kstep.data.replay import Replay
     from kstep.data.ring import ReplayConfig
     from kstep.rng import Streams
+    from kstep.run import system
 
     system.keep_freed_memory()
     torch.set_num_threads(threads)

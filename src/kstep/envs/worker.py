@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from kstep.envs.base import ControlEnv, RendererFailed
-from kstep.faults import Fault
+from kstep.errors import Fault
 from kstep.types import Array, KstepError
 
 RETRIES = 3

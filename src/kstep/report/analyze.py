@@ -13,13 +13,13 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from kstep import system
 from kstep.analysis.evaluation_set import EvaluationSet
 from kstep.analysis.perturbation import STATES
 from kstep.analysis.questions import GROUPS, QUESTIONS, Answer, analyze_all, find, subjects
 from kstep.analysis.tables import Row
 from kstep.report import environments, paper, wall_clock
 from kstep.report.comparisons import COMPARISONS
+from kstep.run import system
 from kstep.sweep import plan
 from kstep.types import KstepError
 

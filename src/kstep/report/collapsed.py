@@ -10,11 +10,11 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from kstep import health
 from kstep.analysis.tables import Row
-from kstep.encoders import label_of
 from kstep.report.statistics import fisher
-from kstep.run import Run
+from kstep.run import health
+from kstep.run.folder import Run
+from kstep.run.saved_encoders import label_of
 
 
 def collapsed_runs(folders: Sequence[Path]) -> list[Row]:

@@ -23,12 +23,12 @@ from kstep.analysis.tables import Row, markdown, write_table
 from kstep.auxiliary.ksl import DenseTransitionConfig, KSLConfig
 from kstep.auxiliary.ksl_transitions import SharedTransitionConfig
 from kstep.config import Experiment, resolve
-from kstep.encoders import label_of, with_preset
 from kstep.methods import VARIANT_OF
 from kstep.report import paper, scores
 from kstep.report.collapsed import collapsed_runs
 from kstep.report.figures import Layout, curves
 from kstep.report.scores import Beside, Identify
+from kstep.run.saved_encoders import label_of, with_preset
 from kstep.types import KstepError
 from kstep.values import difference
 

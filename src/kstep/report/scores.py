@@ -20,7 +20,7 @@ from kstep.config import Experiment, resolve
 from kstep.report import paper
 from kstep.report.paper import Printed
 from kstep.report.statistics import FEWEST_SEEDS, Summary, summarize
-from kstep.run import Run
+from kstep.run.folder import Run
 from kstep.sweep import store
 from kstep.sweep.plan import RunSpec
 from kstep.types import KstepError

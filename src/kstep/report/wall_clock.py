@@ -14,10 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from kstep.analysis.tables import Row, deviation, markdown, write_table
-from kstep.encoders import label_of
 from kstep.report import paper
-from kstep.run import Run
-from kstep.sweep.plan import attempts_of
+from kstep.run.folder import Run, RunFolder
+from kstep.run.saved_encoders import label_of
 from kstep.types import KstepError
 
 NORMAL = "sac_pixel"
@@ -40,7 +39,7 @@ def write(folders: Sequence[Path], output: Path) -> list[Path]:
 def _timed(folder: Path) -> Row:
     """Return the time that all attempts at a run took, and how far they came."""
     experiment = Run.open(folder).experiment
-    rows = [row for row in attempts_of(folder) if row["outcome"] in ("done", "stopped")]
+    rows = [row for row in RunFolder(folder).attempts() if row["outcome"] in ("done", "stopped")]
     decisions = sum(int(row["decisions"]) for row in rows)
     if decisions < 1:
         raise KstepError(

@@ -28,13 +28,13 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import psutil  # type: ignore[import-untyped, unused-ignore]
 
-from kstep.sweep import plan, sync
+from kstep.errors import Busy, KstepError
+from kstep.sweep import plan
 from kstep.sweep.plan import RunSpec
-from kstep.types import KstepError
 
 Result = Literal["done", "failed", "stopped", "busy"]
 
-PATIENCE = 120.0
+LOCK_SECONDS = 120.0
 """Seconds to wait for another writer, such as the dying attempt before, to let go of a run."""
 GRACE = 600.0
 """Seconds a run has to write its checkpoint after it was asked to stop."""
@@ -112,16 +112,6 @@ def carry_out(
             return Outcome(attempt.result, seconds, attempts, attempt.error)
 
 
-def carry_out_apart(spec: RunSpec, slot: Slot, retries: int, call: sync.Call) -> Outcome:
-    """Carry out a run that is kept elsewhere, handing back every checkpoint."""
-    stopping = threading.Event()
-    try:
-        with sync.borrowed(spec, call, stopping) as here:
-            return carry_out(here, slot, retries, stopping)
-    except sync.Busy:
-        return Outcome("busy")
-
-
 @dataclass(frozen=True)
 class _Attempt:
     result: Result
@@ -132,12 +122,12 @@ class _Attempt:
 
 def _attempt(spec: RunSpec, slot: Slot, stopping: threading.Event) -> _Attempt:
     spec.folder.parent.mkdir(parents=True, exist_ok=True)
-    before = plan.checkpointed(spec)
+    before = max(spec.run.checkpointed(), 0)
     started, clock = datetime.now(UTC), time.monotonic()
     command = [sys.executable, "-m", "kstep.sweep.leash", str(os.getpid())]
     command += [*spec.arguments(), *slot.arguments()]
     environment = {**os.environ, "OMP_NUM_THREADS": str(slot.threads)}
-    with spec.log.open("ab") as log:
+    with spec.run.log_file.open("ab") as log:
         position = log.tell()
         # A session of its own: Ctrl-C reaches this process only, which then stops it once.
         process = subprocess.Popen(
@@ -153,7 +143,7 @@ def _attempt(spec: RunSpec, slot: Slot, stopping: threading.Event) -> _Attempt:
         except BaseException:  # a cancelled task of Ray, say: nothing is left behind
             _stop(process)
             raise
-    with spec.log.open("rb") as log:
+    with spec.run.log_file.open("rb") as log:
         log.seek(max(position, log.seek(0, os.SEEK_END) - ERROR_BYTES))
         output = log.read().decode(errors="replace")
     attempt = _judge(spec, code, output, stopping.is_set())
@@ -163,12 +153,12 @@ def _attempt(spec: RunSpec, slot: Slot, stopping: threading.Event) -> _Attempt:
         "threads": slot.threads,
         "device": slot.device,
         "node": socket.gethostname(),
-        "decisions": plan.checkpointed(spec) - before,
+        "decisions": max(spec.run.checkpointed(), 0) - before,
         "outcome": attempt.result,
         "code": code,
         "error": attempt.error,
     }
-    with spec.attempts.open("a") as file:
+    with spec.run.attempts_file.open("a") as file:
         file.write(json.dumps(row) + "\n")
     return attempt
 
@@ -181,7 +171,7 @@ def _judge(spec: RunSpec, code: int, output: str, asked: bool) -> _Attempt:
         if found.problem == plan.NO_ENCODERS:
             return _Attempt("failed", found.problem, final=True)
         return _Attempt("failed", f"ended without an error at {found.env_steps:,} env steps")
-    if "is being written by process" in output and code == 2:
+    if code == Busy.exit_code:
         return _Attempt("busy")
     if asked:
         return _Attempt("stopped")
@@ -211,8 +201,8 @@ def _stop(process: subprocess.Popen[bytes]) -> int:
 
 
 def _wait_for_lock(spec: RunSpec, stopping: threading.Event) -> bool:
-    deadline = time.monotonic() + PATIENCE
-    while plan.is_locked(spec.folder):
+    deadline = time.monotonic() + LOCK_SECONDS
+    while spec.run.is_locked():
         if time.monotonic() > deadline or stopping.wait(0.2):
             return False
     return not stopping.is_set()
@@ -282,21 +272,13 @@ class Local:
 
 @dataclass(frozen=True)
 class Ray:
-    """Tasks on an existing Ray cluster."""
+    """Tasks on an existing Ray cluster; run folders on storage that every node sees."""
 
     address: str = "auto"
-    shared: bool = True
-    """Whether every node sees the run folders; otherwise each run travels, see kstep.sweep.sync."""
     node_deaths: int = 5
-    """How often Ray starts a run again when its worker or node dies; it goes on from the
-    checkpoint."""
+    """How often Ray starts a run again, from its checkpoint, when its worker or node dies."""
 
     def run(self, specs: Sequence[RunSpec], slot: Slot, retries: int) -> Events:
-        if not self.shared and self.address.startswith("ray://"):
-            raise KstepError(
-                f"runs cannot travel to and from a Ray client ('{self.address}'): start the sweep "
-                "on a node of the cluster, or use storage that every node sees"
-            )
         ray = _import("ray")
         if not ray.is_initialized():
             try:
@@ -306,8 +288,7 @@ class Ray:
                     f"no Ray cluster at '{self.address}': {error}. Start one with "
                     "`ray start --head`, or give --address"
                 ) from error
-        keeper = None if self.shared else _keeper(ray)
-        task = ray.remote(carry_out if self.shared else _carry_out_from_keeper).options(
+        task = ray.remote(carry_out).options(
             num_cpus=slot.threads,
             num_gpus=slot.gpus,
             memory=int(slot.memory_gb * 1e9),
@@ -321,8 +302,7 @@ class Ray:
         try:
             while True:
                 for spec in islice(waiting, most - len(running)):
-                    asked = (_absolute(spec), slot, retries, *([keeper] if keeper else []))
-                    running[task.remote(*asked)] = spec
+                    running[task.remote(_absolute(spec), slot, retries)] = spec
                 if not running:
                     return
                 ready, _ = ray.wait(list(running), num_returns=1, timeout=1)
@@ -339,25 +319,6 @@ class Ray:
                 ray.cancel(reference, force=False)
             if running:
                 ray.wait(list(running), num_returns=len(running), timeout=GRACE)
-            if keeper:
-                ray.kill(keeper)
-
-
-def _keeper(ray: Any) -> Any:
-    """Start the keeper of the run folders on the node that this process is on."""
-    here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
-        ray.get_runtime_context().get_node_id(), soft=False
-    )
-    return ray.remote(sync.Keeper).options(num_cpus=0, scheduling_strategy=here).remote()
-
-
-def _carry_out_from_keeper(spec: RunSpec, slot: Slot, retries: int, keeper: Any) -> Outcome:
-    ray = _import("ray")
-
-    def call(name: str, *arguments: Any) -> Any:
-        return ray.get(getattr(keeper, name).remote(*arguments))
-
-    return carry_out_apart(spec, slot, retries, call)
 
 
 @dataclass(frozen=True)

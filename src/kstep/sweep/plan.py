@@ -13,10 +13,7 @@ is done its place and cost are known but not its identity: it is not yet `ready`
 from __future__ import annotations
 
 import difflib
-import fcntl
-import json
 import math
-import os
 import statistics
 import tomllib
 from collections import Counter
@@ -27,11 +24,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
-from kstep import encoders, methods
+from kstep import methods
 from kstep.config import PRESETS, Experiment, FrozenEncoder, digest, resolve, setting
 from kstep.envs import tasks as known_tasks
 from kstep.native import Backend
-from kstep.run import Run
+from kstep.run import saved_encoders as encoders
+from kstep.run.folder import Run, RunFolder
 from kstep.types import KstepError
 
 SCALES = ("paper", "cpu", "debug")
@@ -108,12 +106,8 @@ class RunSpec:
         return f"{self.task} {self.folder.parent.name} seed {self.seed}"
 
     @property
-    def attempts(self) -> Path:
-        return _attempts(self.folder)
-
-    @property
-    def log(self) -> Path:
-        return self.folder.with_name(f"{self.folder.name}.log")
+    def run(self) -> RunFolder:
+        return RunFolder(self.folder)
 
     def arguments(self) -> list[str]:
         """What follows `kstep`."""
@@ -236,74 +230,27 @@ def status(spec: RunSpec) -> Status:
     """Read what a run has reached. Costs a few small reads, however long the run is."""
     if not spec.ready:
         return Status("missing")
-    config = _read_json(spec.folder / "config.json")
-    if config is None:
-        problem = last_problem(spec)
+    run = spec.run
+    identity = run.identity()
+    if identity is None:
+        problem = run.last_problem()
         return Status("failed", 0, problem) if problem else Status("missing")
-    if config.get("digest") != spec.digest:
+    if identity != spec.digest:
         return Status("failed", 0, "the folder holds another experiment")
-    row = _last_row(spec.folder / "evaluations.jsonl") or {}
-    reached, decisions = int(row.get("env_steps", 0)), int(row.get("decisions", -1))
-    saved = _newest_checkpoint(spec.folder)
-    # The run ends with an evaluation and a checkpoint of the same moment.
-    if reached >= spec.env_steps and saved == decisions:
-        if _lacks_encoders(spec):
-            return Status("failed", reached, NO_ENCODERS)
-        return Status("done", reached)
-    logged = _last_row(spec.folder / "metrics.jsonl") or {}
-    reached = max(reached, int(logged.get("env_steps", 0)))
-    if is_locked(spec.folder):
+    reached = run.reached()
+    if run.is_done(spec.env_steps):
+        failed = _lacks_encoders(spec)
+        return Status("failed", reached, NO_ENCODERS) if failed else Status("done", reached)
+    if run.is_locked():
         return Status("running", reached)
-    problem = last_problem(spec)
+    problem = run.last_problem()
     return Status("failed" if problem else "partly", reached, problem)
-
-
-def is_locked(folder: Path) -> bool:
-    """Whether a process is writing this run, on this machine or on another sharing the disk."""
-    try:
-        with (folder / "lock").open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    return False
-
-
-def checkpointed(spec: RunSpec) -> int:
-    """Return the decisions of the newest checkpoint; 0 without one."""
-    return max(_newest_checkpoint(spec.folder), 0)
 
 
 def last_encoder(spec: RunSpec) -> Path | None:
     """Return the encoder saved when the run reached its budget; it may have gone on since."""
-    saved = encoders.saved_in(spec.folder)
+    saved = spec.run.saved_encoders()
     return next((path for path in saved if int(path.stem) >= spec.env_steps), None)
-
-
-def newest_checkpoint(folder: Path) -> Path | None:
-    """Return the newest checkpoint that is whole."""
-    found = (folder / "checkpoints").glob("[0-9]*/state.json")
-    return max((path.parent for path in found if _age(path.parent.name)), default=None, key=_by_age)
-
-
-def attempts_of(folder: Path) -> list[dict[str, Any]]:
-    """Return what was written down of every attempt at a run: when, how long, how it ended."""
-    return list(_rows(_attempts(folder)))
-
-
-def _attempts(folder: Path) -> Path:
-    # Beside the folder, which must be empty until the run itself begins.
-    return folder.with_name(f"{folder.name}.attempts.jsonl")
-
-
-def last_problem(spec: RunSpec) -> str:
-    """Return the last line of the newest attempt's error; empty if it was stopped or went well."""
-    row = _last_row(spec.attempts) or {}
-    if row.get("outcome") != "failed":
-        return ""
-    lines = [line for line in str(row.get("error", "")).splitlines() if line.strip()]
-    return lines[-1].strip() if lines else f"exit code {row.get('code')}"
 
 
 @dataclass(frozen=True)
@@ -329,7 +276,7 @@ def measured_speeds(specs: Iterable[RunSpec]) -> dict[tuple[str, str, str], floa
     """Return core-seconds per decision by kind of run: the median over attempts."""
     found: dict[tuple[str, str, str], list[float]] = {}
     for spec in specs:
-        for row in attempts_of(spec.folder):
+        for row in spec.run.attempts():
             decisions = row.get("decisions", 0)
             if decisions > 0 and row.get("outcome") in ("done", "stopped"):
                 cost = row["seconds"] * row["threads"] / decisions
@@ -535,7 +482,7 @@ def _lacks_encoders(spec: RunSpec) -> bool:
     every = spec.save_encoders_every
     if every is None:
         return False
-    marks = [int(path.stem) for path in encoders.saved_in(spec.folder)]
+    marks = [int(path.stem) for path in spec.run.saved_encoders()]
     before = [mark for mark in marks if mark < spec.env_steps and mark % every == 0]
     # One for each multiple of `every`, as far as decisions are not further apart than that.
     wanted = math.ceil(spec.env_steps / max(every, _shape_of(spec).action_repeat))
@@ -608,68 +555,3 @@ def _refuse_unknown(where: str, data: dict[str, Any], known: set[str]) -> None:
     for key in data:
         if key not in known:
             raise KstepError(f"{where}: unknown key '{key}'; known: {', '.join(sorted(known))}")
-
-
-def _newest_checkpoint(folder: Path) -> int:
-    """Return how many decisions the newest checkpoint holds; -1 if there is none."""
-    try:
-        names = os.listdir(folder / "checkpoints")
-    except (FileNotFoundError, NotADirectoryError):
-        return -1
-    return max((_age(name)[0] for name in names if _age(name)), default=-1)
-
-
-def _age(name: str) -> tuple[int, ...]:
-    """Decisions, and a number where two checkpoints hold as many; nothing for other names."""
-    parts = name.split(".")
-    return tuple(map(int, parts)) if all(part.isdigit() for part in parts) else ()
-
-
-def _by_age(folder: Path) -> tuple[int, ...]:
-    return _age(folder.name)
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    try:
-        data = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        return {}
-    return data if isinstance(data, dict) else {}
-
-
-def _rows(path: Path) -> Iterable[dict[str, Any]]:
-    """Yield the complete lines of a file of JSON lines, if it exists."""
-    try:
-        lines = path.read_bytes().splitlines()
-    except FileNotFoundError:
-        return
-    for line in lines:
-        try:
-            row = json.loads(line)
-        except (json.JSONDecodeError, UnicodeDecodeError):
-            continue  # being written at this moment
-        if isinstance(row, dict):
-            yield row
-
-
-def _last_row(path: Path) -> dict[str, Any] | None:
-    """Return the last complete line, reading only the end of the file."""
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            for length in (4096, 1 << 20):
-                file.seek(max(0, size - length))
-                for line in reversed(file.read().splitlines()):
-                    try:
-                        row = json.loads(line)
-                    except (json.JSONDecodeError, UnicodeDecodeError):
-                        continue  # half a line: at the start of the piece, or being written
-                    if isinstance(row, dict):
-                        return row
-                if length >= size:
-                    break
-    except FileNotFoundError:
-        pass
-    return None

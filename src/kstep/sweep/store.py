@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kstep import config
-from kstep.encoders import phases_of
 from kstep.files import write_atomically
-from kstep.run import Run
+from kstep.run.folder import Run
+from kstep.run.saved_encoders import phases_of
 from kstep.types import KstepError
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from kstep.log import clock
 from kstep.native import Backend
+from kstep.run.progress import clock
 from kstep.sweep import plan
 from kstep.sweep.engines import Engine, Outcome, Slot
 from kstep.sweep.plan import RunSpec, State, Status, Sweep
@@ -143,7 +143,7 @@ def summary(outcomes: dict[RunSpec, Outcome], console: Console) -> bool:
     for spec, outcome in outcomes.items():
         if outcome.result == "failed":
             console.print(
-                f"\n{spec.label}, {outcome.attempts} attempts, log {spec.log}\n{outcome.error}",
+                f"\n{spec.label}, {outcome.attempts} attempts, log {spec.run.log_file}\n{outcome.error}",
                 style="red",
                 markup=False,
                 highlight=False,

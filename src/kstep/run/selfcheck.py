@@ -15,8 +15,9 @@ import numpy as np
 from rich.console import Console
 
 from kstep.config import Experiment, resolve
-from kstep.run import Run
-from kstep.train import Runtime, train
+from kstep.run.folder import Run
+from kstep.run.runtime import Runtime
+from kstep.run.train import train
 from kstep.types import KstepError
 
 Place = Literal["below", "inside", "above"]

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kstep.agent import Agent
 from kstep.data.replay import Replay
-from kstep.faults import Fault
+from kstep.errors import Fault
 from kstep.optimizers import NonFinite
 from kstep.types import Array
 

@@ -10,8 +10,8 @@ import imageio.v2 as imageio
 
 from kstep.agent import Agent
 from kstep.envs import ControlEnv
-from kstep.episode import Episode
-from kstep.evaluate import Evaluation, evaluate
+from kstep.run.episode import Episode
+from kstep.run.evaluate import Evaluation, evaluate
 from kstep.types import KstepError
 
 

@@ -1,11 +1,11 @@
-"""Saving and loading a run whole: weights, moments, replay, streams, counts, the open episode.
+"""Saving and loading all of a run: weights, moments, replay, streams, counts, the open episode.
 
 Nothing is pickled: tensors in safetensors, the rest in JSON, so loading executes nothing. Frames go
 into segments that are written once and shared by later checkpoints; a checkpoint becomes visible by
 one rename, and the previous one stays until then.
 
 Whatever is read is checked first. A damaged checkpoint gives way to the one before; one that is
-whole but was made by another format, experiment, version or renderer is refused.
+intact but of another format, experiment, version or renderer is refused.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -26,19 +25,22 @@ import safetensors.torch
 
 from kstep.agent import Agent
 from kstep.data.replay import Replay
-from kstep.episode import Episode
 from kstep.files import sha256, sync_folder, write_atomically, write_json
-from kstep.log import Written, before
-from kstep.origin import Allowed, Origin
-from kstep.run import Run
+from kstep.run import legacy
+from kstep.run.episode import Episode
+from kstep.run.folder import Run, checkpoint_age
+from kstep.run.log import Written, before
+from kstep.run.provenance import Allowed, Provenance
 from kstep.types import Array, Counts, KstepError
 
-FORMAT = 2
+FORMAT = 3
+READABLE = (1, 2, FORMAT)
+"""Earlier formats can be evaluated, not resumed; their experiments are of another format too."""
 KEEP = 2
 
 
 class Refused(KstepError):
-    """A checkpoint that is whole, but not one to go on from here."""
+    """An intact checkpoint that cannot be resumed here."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class Session:
     replay: Replay
     episode: Episode
     counts: Counts
-    origin: Origin = field(default_factory=Origin)
+    provenance: Provenance = field(default_factory=Provenance)
 
 
 def save(run: Run, session: Session, positions: Positions) -> Path:
@@ -74,7 +76,7 @@ def save(run: Run, session: Session, positions: Positions) -> Path:
         state = {
             "format": FORMAT,
             "digest": run.digest,
-            "origin": session.origin.state(),
+            "provenance": session.provenance.state(),
             "counts": asdict(session.counts),
             "streams": session.agent.streams.state(),
             "phase": session.agent.phase,
@@ -98,35 +100,42 @@ def save(run: Run, session: Session, positions: Positions) -> Path:
 
 
 def load_weights(run: Run, agent: Agent) -> Counts:
-    """Load the newest whole checkpoint's weights, for acting only; the replay is not looked at."""
+    """Load the newest intact checkpoint's weights, for acting only; frames are not read."""
     folder, state = newest(run, with_replay=False)
     _load_agent(agent, folder, state)
     return Counts(**state["counts"])
 
 
 def load(run: Run, session: Session, allowed: Allowed) -> tuple[Positions, list[str]]:
-    """Continue `session` from the newest whole checkpoint; also say what is worth saying."""
+    """Continue `session` from the newest intact checkpoint; also return what to report."""
 
     def restore(state: dict[str, Any]) -> None:
         session.replay.restore(_segments(run, state), state["replay"]["counters"])
 
     folder, state = _first(run, restore)
-    notes = session.origin.refuse_other(_origin(state, allowed), allowed)
+    notes = session.provenance.refuse_other(Provenance(**state["provenance"]), allowed)
     notes = _set_damaged_aside(run, folder) + notes
     _sweep(run)
     _load_agent(session.agent, folder, state)
     session.agent.streams.load_state(state["streams"])
-    # Other means may well lead to another frame; that was accepted with them.
-    session.episode.enact(state["episode"], session.replay.newest_stack(), strictly=not allowed.any)
+    # Other versions may well lead to another frame; that was accepted with them.
+    session.episode.repeat(
+        state["episode"], session.replay.newest_stack(), strictly=not allowed.any
+    )
     for name, value in state["counts"].items():
         setattr(session.counts, name, value)
     return _positions(state), notes
 
 
-def check(run: Run, origin: Origin, allowed: Allowed) -> None:
-    """Refuse a run that could not go on here, before anything is touched; no frame is read."""
+def check(run: Run, here: Provenance, allowed: Allowed) -> None:
+    """Refuse a run that cannot be resumed here, before anything is touched; no frame is read."""
+    if run.is_legacy:
+        raise KstepError(
+            f"{run.folder} was written by an earlier version of kstep: it can be evaluated, filmed "
+            "and analyzed, but not resumed. Choose another --folder"
+        )
     if exists(run):
-        origin.refuse_other(_origin(newest(run, with_replay=False)[1], allowed), allowed)
+        here.refuse_other(Provenance(**newest(run, with_replay=False)[1]["provenance"]), allowed)
 
 
 def begin(run: Run) -> None:
@@ -137,47 +146,40 @@ def begin(run: Run) -> None:
 
 
 def exists(run: Run) -> bool:
-    """Whether there is a checkpoint to go on from; raises where there must have been one."""
-    folders = [path for path in run.checkpoints.glob("[0-9]*") if _named(path)]
-    if any(_whole(path) for path in folders):
+    """Whether there is a checkpoint to resume from; raises where there must have been one."""
+    if run.checkpoint_folders():
         return True
+    folders = [path for path in run.checkpoints.glob("[0-9]*") if checkpoint_age(path.name)]
     # A run that is stopped before its first checkpoint leaves at most one segment behind.
     if folders or len(list(run.replay.glob("frames-*.safetensors"))) > 1:
         raise KstepError(
-            f"{run.folder} had checkpoints, but none is left to go on from. Move the folder "
+            f"{run.folder} had checkpoints, but none is left to resume from. Move the folder "
             "away to start again"
         )
     return False
 
 
-def reached(run: Run) -> int:
-    """Return the env_steps of the newest checkpoint; 0 where there is none.
-
-    Raises if a log was changed since: a run that is done must not vouch for it.
-    """
-    if not exists(run):
-        return 0
-    state = newest(run, with_replay=False)[1]
-    positions = _positions(state)
-    before(run.metrics_file, positions.metrics)
-    before(run.evaluations_file, positions.evaluations)
-    env_steps: int = state["counts"]["env_steps"]
-    return env_steps
+def check_logs(run: Run) -> None:
+    """Raise if a log was changed since the newest checkpoint was written."""
+    if not run.is_legacy:
+        positions = _positions(newest(run, with_replay=False)[1])
+        before(run.metrics_file, positions.metrics)
+        before(run.evaluations_file, positions.evaluations)
 
 
-def standing(run: Run) -> str:
-    """Say in one sentence what of a run is on disk."""
-    for folder in reversed(_folders(run)):
+def describe(run: Run) -> str:
+    """Return in one sentence what of a run is on disk."""
+    for folder in reversed(run.checkpoint_folders()):
         try:
             env_steps = json.loads((folder / "state.json").read_text())["counts"]["env_steps"]
         except (OSError, ValueError, KeyError, TypeError):
             continue
-        return f"The run folder is whole; its newest checkpoint is at {env_steps:,} env steps"
-    return "The run folder is whole, but has no checkpoint yet"
+        return f"The run folder is intact; its newest checkpoint is at {env_steps:,} env steps"
+    return "The run folder is intact, but has no checkpoint yet"
 
 
 def newest(run: Run, *, with_replay: bool = True) -> tuple[Path, dict[str, Any]]:
-    """Return the newest checkpoint that is whole and its state, or explain why there is none."""
+    """Return the newest intact checkpoint and its state, or explain why there is none."""
 
     def read(state: dict[str, Any]) -> None:
         for _ in _segments(run, state) if with_replay else ():
@@ -192,7 +194,7 @@ def _first(run: Run, use: Callable[[dict[str, Any]], None]) -> tuple[Path, dict[
     Reading gigabytes twice, to check and to use them, would be most of a restart.
     """
     problems = []
-    for folder in reversed(_folders(run)):
+    for folder in reversed(run.checkpoint_folders()):
         try:
             state = _check(run, folder)
             use(state)
@@ -205,25 +207,20 @@ def _first(run: Run, use: Callable[[dict[str, Any]], None]) -> tuple[Path, dict[
     raise KstepError(f"{run.folder} has no usable checkpoint{detail}")
 
 
-def _folders(run: Run) -> list[Path]:
-    """All checkpoints that look whole, oldest first."""
-    return sorted((path for path in run.checkpoints.glob("[0-9]*") if _whole(path)), key=_age)
-
-
 def _set_damaged_aside(run: Run, chosen: Path) -> list[str]:
-    """Keep what `newest` passed over, but under a name that nothing will build on; say so."""
-    said = []
-    for folder in _folders(run):
-        if folder.name > chosen.name:
+    """Keep what `newest` passed over, but under a name that nothing will build on; report it."""
+    notes = []
+    for folder in run.checkpoint_folders():
+        if checkpoint_age(folder.name) > checkpoint_age(chosen.name):
             aside = _free_name(folder.with_name(f"{folder.name}.damaged"))
             folder.rename(aside)
-            said.append(f"checkpoint {folder.name} is damaged; it is kept as {aside.name}")
-    return said
+            notes.append(f"checkpoint {folder.name} is damaged; it is kept as {aside.name}")
+    return notes
 
 
 def _check(run: Run, folder: Path) -> dict[str, Any]:
     state = _read_state(folder)
-    if state["digest"] != run.digest:
+    if state["digest"] != run.written_digest:
         raise Refused("belongs to another experiment")
     if sha256(folder / "agent.safetensors") != state["weights"]:
         raise KstepError("agent.safetensors is damaged")
@@ -247,13 +244,10 @@ def _read_state(folder: Path) -> dict[str, Any]:
     """Return what a checkpoint says of itself, once it is known to be what was written."""
     state: dict[str, Any] = json.loads((folder / "state.json").read_text())
     checksum = state.pop("checksum", None)
-    # The first format had no checksum of its own, nor does it say what computed it.
-    if checksum is None and state["format"] == 1:
-        positions = {name: {"bytes": size} for name, size in state["positions"].items()}
-        return {**state, "origin": None, "positions": positions}
-    if checksum != _checksum(state):
+    # The first format had no checksum of its own.
+    if checksum != _checksum(state) and not (checksum is None and state["format"] == 1):
         raise KstepError("state.json is damaged")
-    if state["format"] != FORMAT:
+    if state["format"] not in READABLE:
         raise Refused(
             f"is written in format {state['format']}, this version of kstep reads {FORMAT}"
         )
@@ -264,31 +258,8 @@ def _checksum(state: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
 
 
-def _origin(state: dict[str, Any], allowed: Allowed) -> Origin:
-    if state["origin"] is None and not allowed.version:
-        raise Refused(
-            "the checkpoint is of format 1, which does not say what computed it; "
-            "--force-version goes on with it"
-        )
-    return Origin(**(state["origin"] or {}))
-
-
 def _positions(state: dict[str, Any]) -> Positions:
     return Positions(**{name: Written(**value) for name, value in state["positions"].items()})
-
-
-def _named(folder: Path) -> bool:
-    # Decisions, and a number where a run was saved more than once between two of them.
-    return re.fullmatch(r"\d+(\.\d+)?", folder.name) is not None
-
-
-def _age(folder: Path) -> tuple[int, ...]:
-    """Orders checkpoints: by decisions, then by which was written later."""
-    return tuple(int(number) for number in folder.name.split("."))
-
-
-def _whole(folder: Path) -> bool:
-    return _named(folder) and (folder / "state.json").is_file()
 
 
 def _free_name(path: Path) -> Path:
@@ -301,6 +272,8 @@ def _load_agent(agent: Agent, folder: Path, state: dict[str, Any]) -> None:
     path = folder / "agent.safetensors"
     try:
         tensors = safetensors.torch.load_file(path)
+        if state["format"] < FORMAT:
+            tensors = legacy.weights(tensors)
         agent.load_state(tensors, updates=state["counts"]["updates"], phase=state["phase"])
     except (safetensors.SafetensorError, RuntimeError) as error:  # no such file, or no such agent
         raise KstepError(f"{path} cannot be read: {error}") from error
@@ -309,7 +282,7 @@ def _load_agent(agent: Agent, folder: Path, state: dict[str, Any]) -> None:
 def _write_new_frames(run: Run, replay: Replay) -> tuple[dict[str, str], Path | None]:
     """Write what no segment holds yet; return the checksums of all that are needed, and the one
     that no earlier checkpoint needs."""
-    checkpoints = _folders(run)
+    checkpoints = run.checkpoint_folders()
     known: dict[str, str] = {}
     if checkpoints:
         known = _read_state(checkpoints[-1])["replay"]["segments"]
@@ -340,9 +313,9 @@ def _sweep(run: Run) -> None:
 
 
 def _forget_old(run: Run) -> None:
-    checkpoints = _folders(run)
+    checkpoints = run.checkpoint_folders()
     for path in checkpoints[:-KEEP]:
-        aside = path.with_name(f"{path.name}.part")  # so that half of one never looks whole
+        aside = path.with_name(f"{path.name}.part")  # so that half of one never looks complete
         path.rename(aside)
         shutil.rmtree(aside)
     needed: set[str] = set()

@@ -26,11 +26,12 @@ from kstep.data.augment import Augment
 from kstep.files import sha256, write_atomically
 from kstep.nets.backends import native_shape
 from kstep.nets.base import Encoder, EncoderConfig
-from kstep.run import Run
+from kstep.run import legacy
+from kstep.run.folder import Run
 from kstep.types import Array, Counts, KstepError
 from kstep.values import decode, encode
 
-FORMAT = "1"
+FORMAT = "2"
 
 
 @dataclass(frozen=True)
@@ -65,13 +66,20 @@ class SavedEncoder:
         """Shape of a frame as the network sees it."""
         return self.augment.seen_shape((self.size, self.size, 3))
 
+    def computes_as(self, config: EncoderConfig, stack: int, seen_shape: tuple[int, ...]) -> bool:
+        """Whether an encoder of these settings could have the same weights."""
+
+        def shaping(settings: EncoderConfig) -> dict[str, Any]:
+            # How weights start and how fast a slow copy follows leaves no trace in them.
+            data: dict[str, Any] = encode(settings)
+            return {key: data[key] for key in data if key not in ("init", "ema_rate")}
+
+        mine = (shaping(self.config), self.stack, self.seen_shape)
+        return mine == (shaping(config), stack, seen_shape)
+
     def view(self, stacks: Array) -> Array:
         """Return the part of the images that the encoder sees."""
         return self.augment.act_view(stacks)
-
-
-def folder_of(run: Run) -> Path:
-    return run.folder / "encoders"
 
 
 def save(run: Run, agent: Agent, counts: Counts, mark: int) -> Path:
@@ -96,7 +104,7 @@ def save(run: Run, agent: Agent, counts: Counts, mark: int) -> Path:
         },
     }
     tensors = {name: value.contiguous() for name, value in agent.encoder.state_dict().items()}
-    path = folder_of(run) / f"{mark:09d}.safetensors"
+    path = run.encoders / f"{mark:09d}.safetensors"
     path.parent.mkdir(exist_ok=True)
     metadata = {"kstep encoder": json.dumps(description)}
     write_atomically(path, safetensors.torch.save(tensors, metadata))
@@ -138,6 +146,11 @@ def _about(path: Path) -> dict[str, Any]:
             about: dict[str, Any] = json.loads((file.metadata() or {})["kstep encoder"])
     except (KeyError, OSError, json.JSONDecodeError, safetensors.SafetensorError) as error:
         raise KstepError(f"{path} is not an encoder that kstep saved: {error}") from error
+    if about["format"] == "1":
+        frame, augment = about["frame_shape"][0], legacy.augment(about["augment"])
+        size = decode(Augment, augment).seen_shape((frame, frame, 3))[0]
+        config = legacy.encoder(about["config"], size)
+        return {**about, "augment": augment, "config": config}
     if about["format"] != FORMAT:
         raise KstepError(f"{path} has format {about['format']}, this version reads {FORMAT}")
     return about
@@ -178,11 +191,6 @@ def of_agent(run: Run, agent: Agent, counts: Counts) -> SavedEncoder:
 def mark_of(path: Path) -> int:
     """Return the env_steps that an encoder was saved for."""
     return int(_about(path)["mark"])
-
-
-def saved_in(folder: Path) -> list[Path]:
-    """Return the encoders of a run, oldest first."""
-    return sorted((folder / "encoders").glob("[0-9]*.safetensors"))
 
 
 def label_of(experiment: Experiment) -> str:

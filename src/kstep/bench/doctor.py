@@ -9,12 +9,13 @@ import psutil  # type: ignore[import-untyped, unused-ignore]
 import torch
 from rich.console import Console
 
-from kstep import native, system
+from kstep import native
 from kstep.data.replay import Replay
 from kstep.data.ring import ReplayConfig
 from kstep.envs import gl
 from kstep.nets.backends import native_shape
 from kstep.nets.encoder import PixelEncoderConfig
+from kstep.run import system
 from kstep.types import EnvSpec, KstepError
 
 

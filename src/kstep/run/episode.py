@@ -1,7 +1,7 @@
 """One episode under way: an environment, the frames an observation stacks, and how it got there.
 
 An episode is a pure function of its seed and its actions. That is how a run continues in the middle
-of one without asking any simulator for its internal state: it is enacted again.
+of one without asking any simulator for its internal state: it is replayed.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Episode:
         actions = np.asarray(self.actions, dtype=np.float32)
         return {"seed": self.seed, "length": len(self.actions), "actions": actions.tobytes().hex()}
 
-    def enact(self, state: dict[str, Any], frames: Array, *, strictly: bool = True) -> None:
+    def repeat(self, state: dict[str, Any], frames: Array, *, strictly: bool = True) -> None:
         """Go through the episode again up to `state` and check that it leads to the same place.
 
         `frames` are the last stacked frames as the replay remembers them, oldest first.

@@ -10,6 +10,8 @@ import json
 import os
 import platform
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -58,6 +60,18 @@ def keep_freed_memory() -> None:
     mmap_threshold, trim_threshold = -3, -1
     mallopt(mmap_threshold, 1 << 30)
     mallopt(trim_threshold, -1)
+
+
+@contextmanager
+def threads(number: int | None) -> Iterator[None]:
+    """Let PyTorch use this many threads inside the block; None leaves its choice."""
+    before = torch.get_num_threads()
+    if number is not None:
+        torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def versions() -> dict[str, str]:
@@ -111,16 +125,14 @@ def describe(device_name: str, rendering: str) -> dict[str, Any]:
     }
 
 
-def record(folder: Path, device_name: str, rendering: str) -> None:
+def record(path: Path, device_name: str, rendering: str) -> None:
     """Add this machine to the run's list of where it was computed."""
-    path = folder / "system.json"
-
     try:
         history = json.loads(path.read_text()) if path.exists() else []
         if not isinstance(history, list):
             raise ValueError
     except ValueError:  # nothing depends on it, but nothing is thrown away either
-        path.rename(path.with_name("system.json.damaged"))
+        path.rename(path.with_name(f"{path.name}.damaged"))
         history = []
     now = datetime.now(UTC).isoformat(timespec="seconds")
     history.append({"started": now, **describe(device_name, rendering)})

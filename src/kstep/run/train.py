@@ -7,66 +7,33 @@ env_steps have reached its mark, and the last one after the final decision.
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from types import FrameType
-from typing import Literal
 
-import torch
 from rich.console import Console
 
-from kstep import checkpoint, encoders, envs, faults, native, origin, system
+from kstep import envs, values
 from kstep.agent import Agent, Update
-from kstep.checkpoint import Positions, Session
-from kstep.config import Experiment
 from kstep.data.replay import Replay
-from kstep.data.ring import ReplayConfig, Storage
 from kstep.envs import ControlEnv
-from kstep.episode import Episode
-from kstep.evaluate import evaluate, evaluation_seeds
-from kstep.files import sha256, write_atomically
-from kstep.health import Health
-from kstep.log import JsonLines, Progresses, TensorBoard, scalars
-from kstep.native import Asked, Choice
-from kstep.nets.backends import native_shape
-from kstep.origin import Allowed, Origin
+from kstep.errors import KstepError, as_faults
+from kstep.files import write_atomically
 from kstep.rng import Streams, episode_seed
-from kstep.run import Run
-from kstep.types import Counts, EnvSpec, KstepError
-
-
-@dataclass(frozen=True)
-class Runtime:
-    """How a run is carried out; none of it decides what is computed, up to rounding."""
-
-    device: str = "cpu"
-    threads: int | None = None
-    """Of torch; None leaves its choice."""
-    checkpoint_minutes: float = 5.0
-    log_every: int = 50
-    """Updates between lines in metrics.jsonl."""
-    tensorboard: bool = False
-    replay: Storage = "memory"
-    """Where the replay's frames are kept."""
-    overlap: Literal["auto", "on", "off"] = "auto"
-    """Whether the environment moves in a process of its own while the agent learns. The results are
-    the same bit for bit. `auto`: for simulated pixels, where a core is free for it."""
-    encoder_backend: Asked = "auto"
-    """What computes the encoder's convolutions: PyTorch, its compiler (`compiled`), our kernels
-    (`native`), or `auto`: those where they are right and faster. It decides the last bits, so a run
-    keeps what it began with."""
-    save_encoders_every: int | None = None
-    """env_steps between saved encoders, for analyses; the first weights and the last are saved as
-    well. None: no encoder is saved apart from the checkpoints."""
-    frozen_encoder: Path | None = None
-    """Where an experiment with a frozen encoder finds it at first; it is copied into the run."""
-    allowed: Allowed = field(default_factory=Allowed)
-    """What may differ from the checkpoint that is continued."""
+from kstep.run import checkpoint, preflight, saved_encoders, system
+from kstep.run.checkpoint import Positions, Session
+from kstep.run.episode import Episode
+from kstep.run.evaluate import evaluate, evaluation_seeds
+from kstep.run.folder import Run
+from kstep.run.health import Health
+from kstep.run.log import JsonLines, TensorBoard, scalars
+from kstep.run.progress import ProgressReport, say
+from kstep.run.provenance import Provenance
+from kstep.run.runtime import Runtime
+from kstep.types import Counts
 
 
 class Stopped(KstepError):
@@ -97,42 +64,29 @@ def train(run: Run, runtime: Runtime, console: Console | None = None) -> None:
     """Bring the run to its budget, from wherever it is."""
     console = console or Console(soft_wrap=True)
     experiment = run.experiment
-    reached = checkpoint.reached(run) if run.folder.exists() else 0
-    if reached >= experiment.env_steps:
-        console.print(f"nothing to do: the run is at {reached:,} env steps", highlight=False)
+    values.check(runtime)
+    if run.is_done(experiment.env_steps):
+        checkpoint.check_logs(run)  # a run that is done must not vouch for logs that were changed
+        say(console, f"nothing to do: the run is at {run.reached():,} env steps")
         return
     rendering = envs.rendering(experiment.env)
-    env = envs.make(experiment.env, experiment.seed, apart=_overlaps(run, runtime))
+    env = envs.make(experiment.env, experiment.seed, apart=preflight.overlaps(run, runtime))
     try:
-        # Everything that can be refused is refused before anything is written.
-        spec = envs.spec_of(env)
-        envs.try_out(env, experiment.seed)
-        _refuse_impossible(experiment, spec)
-        _refuse_encoders(experiment, runtime)
-        frozen = _frozen_encoder(run, runtime, spec)
-        memory = replay_config(experiment, runtime)
-        Replay.refuse_too_large(memory, spec, experiment.method.stack, run.folder)
+        cleared = preflight.check(run, runtime, env)
+        run.encoder_backend = cleared.backend.backend
         streams = Streams(experiment.seed, system.device(runtime.device))
-        system.use_tf32(getattr(experiment.method.encoder, "precision", "") == "tf32")
-        with _threads(runtime.threads):
-            choice = encoder_choice(run, runtime, spec)
-        run.encoder_backend = choice.backend
-        agent = Agent(experiment.method, spec, streams, runtime.device, choice.backend)
-        if runtime.tensorboard:
-            TensorBoard.refuse_missing()
-        here = origin.here(experiment.env, runtime.device, runtime.threads)
-        checkpoint.check(run, here, runtime.allowed)
+        agent = Agent(experiment.method, cleared.spec, streams, runtime.device, run.encoder_backend)
         with (
-            faults.told(lambda: checkpoint.standing(run)),
+            as_faults(lambda: checkpoint.describe(run)),
             run.being_written(),
-            _threads(runtime.threads),
+            system.threads(runtime.threads),
         ):
-            if frozen is not None and not run.frozen_encoder.exists():
-                write_atomically(run.frozen_encoder, frozen.read_bytes())
-            console.print(rendering, highlight=False)
-            console.print(str(choice), highlight=False)
-            system.record(run.folder, runtime.device, rendering)
-            _Trainer(run, runtime, env, agent, here, console).bring_to_budget()
+            if cleared.frozen_encoder is not None and not run.frozen_encoder.exists():
+                write_atomically(run.frozen_encoder, cleared.frozen_encoder.read_bytes())
+            say(console, rendering)
+            say(console, str(cleared.backend))
+            system.record(run.system_file, runtime.device, rendering)
+            _Trainer(run, runtime, env, agent, cleared.provenance, console).bring_to_budget()
     finally:
         env.close()
 
@@ -144,7 +98,7 @@ class _Trainer:
         runtime: Runtime,
         env: ControlEnv,
         agent: Agent,
-        here: Origin,
+        here: Provenance,
         console: Console,
     ) -> None:
         experiment = run.experiment
@@ -153,29 +107,29 @@ class _Trainer:
         self.session = Session(
             agent=agent,
             replay=Replay(
-                replay_config(experiment, runtime),
+                preflight.replay_config(experiment, runtime),
                 self.spec,
                 experiment.method.stack,
                 run.replay,
             ),
             episode=Episode(env, experiment.method.stack),
             counts=Counts(),
-            origin=here,
+            provenance=here,
         )
         if experiment.frozen_encoder is not None:
-            self.session.agent.take_encoder(encoders.load(run.frozen_encoder).encoder)
+            self.session.agent.take_encoder(saved_encoders.load(run.frozen_encoder).encoder)
         self.lanes: list[ControlEnv] = []
         self.encoder_saved_at: int | None = None
 
     def bring_to_budget(self) -> None:
         counts, session = self.session.counts, self.session
-        self.console.print(session.replay.describe(), highlight=False)
+        say(self.console, session.replay.describe())
         positions = Positions()
         if checkpoint.exists(self.run):
             positions, notes = checkpoint.load(self.run, session, self.runtime.allowed)
             for note in notes:
-                self.console.print(note, highlight=False)
-            self.console.print(f"going on at {counts.env_steps:,} env steps", highlight=False)
+                say(self.console, note)
+            say(self.console, f"resuming at {counts.env_steps:,} env steps")
         else:
             checkpoint.begin(self.run)
             session.replay.begin(session.episode.start(self._next_seed()))
@@ -183,7 +137,7 @@ class _Trainer:
         self.evaluations = JsonLines(self.run.evaluations_file, positions.evaluations)
         for log in (self.metrics, self.evaluations):
             if log.lost:
-                self.console.print(f"{log.lost} bytes of {log.path.name} are lost", highlight=False)
+                say(self.console, f"{log.lost} bytes of {log.path.name} are lost")
         self.evaluated_at = {row["mark"]: row["env_steps"] for row in self.run.evaluations()}
         self.tensorboard = (
             TensorBoard(self.run.folder / "tensorboard") if self.runtime.tensorboard else None
@@ -192,14 +146,14 @@ class _Trainer:
         title = f"{name} ({preset}) {self.experiment.env.task}"
         try:
             with (
-                Progresses(title, self.experiment.env_steps, self.console) as self.progress,
+                ProgressReport(title, self.experiment.env_steps, self.console) as self.progress,
                 _catching_signals() as stop,
             ):
                 self.health = Health(session.agent, session.replay, self.progress.say)
                 self._loop(stop)
         except KeyboardInterrupt:
             raise Stopped(
-                f"stopped at once. {checkpoint.standing(self.run)}", signal.SIGINT
+                f"stopped at once. {checkpoint.describe(self.run)}", signal.SIGINT
             ) from None
         finally:
             self.metrics.close()
@@ -213,7 +167,7 @@ class _Trainer:
         saved = time.monotonic()
         while counts.env_steps < budget:
             # Before an evaluation, which may take longer than whoever stops the run will wait. It
-            # is made up for when the run goes on.
+            # is made up for when the run is resumed.
             if stop.signal is not None:
                 self._save()
                 raise Stopped(
@@ -328,10 +282,10 @@ class _Trainer:
             return
         mark = env_steps if last and env_steps % every else env_steps // every * every
         # A checkpoint may lie between marks: the one behind it was saved before.
-        behind = encoders.folder_of(self.run) / f"{mark:09d}.safetensors"
+        behind = self.run.encoders / f"{mark:09d}.safetensors"
         first_look = self.encoder_saved_at is None and env_steps > mark and behind.exists()
         if mark != self.encoder_saved_at and not first_look:
-            encoders.save(self.run, self.session.agent, self.session.counts, mark)
+            saved_encoders.save(self.run, self.session.agent, self.session.counts, mark)
         self.encoder_saved_at = mark
 
     def _log(self, update: Update) -> None:
@@ -357,94 +311,6 @@ class _Trainer:
         self.health.refuse_broken()
         positions = Positions(self.metrics.sync(), self.evaluations.sync())
         checkpoint.save(self.run, self.session, positions)
-
-
-def _overlaps(run: Run, runtime: Runtime) -> bool:
-    if runtime.overlap != "auto":
-        return runtime.overlap == "on"
-    env = run.experiment.env
-    if env.observation != "pixels" or envs.parse(env.task).kind != "suite":
-        return False  # too quick to be worth it, or registered in this process only
-    threads = runtime.threads or torch.get_num_threads()
-    return runtime.device != "cpu" or threads < len(os.sched_getaffinity(0))
-
-
-def encoder_choice(run: Run, runtime: Runtime, spec: EnvSpec) -> Choice:
-    """What computes the encoder's convolutions: what the run began with, or what is best here."""
-    asked, begun_with = runtime.encoder_backend, run.encoder_backend
-    if begun_with is not None and asked not in ("auto", begun_with):
-        raise KstepError(
-            f"{run.folder} was begun with encoder_backend={begun_with}, not {asked}; that decides "
-            "its last bits. Leave it at auto, or choose another --folder"
-        )
-    method = run.experiment.method
-    seen = method.augment.seen_shape(spec.frame_shape)
-    shape = native_shape(method.encoder, seen, method.stack)
-    if begun_with == "native":
-        try:
-            return native.choose("native", shape, runtime.device)
-        except native.Unavailable as error:
-            raise KstepError(
-                f"{run.folder} was begun with encoder_backend=native, which cannot be used here: "
-                f"{error}. Go on where it can, or choose another --folder"
-            ) from error
-    if begun_with is not None:
-        return Choice(begun_with, "as the run began")
-    return native.choose(asked, shape, runtime.device)
-
-
-def _refuse_impossible(experiment: Experiment, spec: EnvSpec) -> None:
-    """Refuse what only shows once the environment is known."""
-    if experiment.method.auxiliary is not None:
-        experiment.method.auxiliary.check_episodes(experiment.method, spec)
-
-
-def _refuse_encoders(experiment: Experiment, runtime: Runtime) -> None:
-    every = runtime.save_encoders_every
-    if every is None:
-        return
-    if every < 1:
-        raise KstepError(f"--save-encoders-every must be at least 1 env step, not {every}")
-    if experiment.method.observation != "pixels":
-        raise KstepError(f"'{experiment.method.name}' sees the state: it has no encoder to save")
-
-
-def _frozen_encoder(run: Run, runtime: Runtime, spec: EnvSpec) -> Path | None:
-    """Return the file of the run's frozen encoder, refusing one that is another or does not fit."""
-    wanted = run.experiment.frozen_encoder
-    if wanted is None:
-        return None
-    path = run.frozen_encoder if run.frozen_encoder.exists() else runtime.frozen_encoder
-    if path is None or not path.is_file():
-        raise KstepError("the frozen encoder is missing: give its file with --frozen-encoder")
-    if sha256(path) != wanted.sha256:
-        raise KstepError(f"{path} is not the encoder that this run was begun with")
-    saved, method = encoders.load(path), run.experiment.method
-    shape = method.augment.seen_shape(spec.frame_shape)
-    if (saved.config, saved.stack, saved.seen_shape) != (method.encoder, method.stack, shape):
-        raise KstepError(
-            f"{path} does not fit: it has {saved.config} on {saved.stack} frames of "
-            f"{saved.seen_shape}, '{method.name}' has {method.encoder} on {method.stack} of {shape}"
-        )
-    return path
-
-
-def replay_config(experiment: Experiment, runtime: Runtime) -> ReplayConfig:
-    """The replay of a run: its method's capacity, or as much as its budget can fill."""
-    # A run stores at most two frames per env step, even if every episode were one decision long.
-    capacity = min(experiment.method.learning.replay_capacity, 2 * experiment.env_steps)
-    return ReplayConfig(capacity, runtime.replay)
-
-
-@contextmanager
-def _threads(number: int | None) -> Iterator[None]:
-    before = torch.get_num_threads()
-    if number is not None:
-        torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextmanager

@@ -9,8 +9,8 @@ import numpy as np
 
 from kstep.agent import Agent
 from kstep.envs import ControlEnv
-from kstep.episode import Episode
 from kstep.rng import episode_seed
+from kstep.run.episode import Episode
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Where a checkpoint comes from: what decides a run's bits beside its experiment.
 
-Versions change numbers and renderers change pixels, silently. So a checkpoint remembers both and a
-run that would go on under others is refused with the difference; whoever wants that anyway says so.
-What at most changes rounding (device, threads) or may change nothing at all (the commit) is told.
+Versions change numbers and renderers change pixels, silently. So a checkpoint records both, and
+resuming it under others is refused with the difference unless a flag allows it. What at most
+changes rounding (device, threads) or may change nothing at all (the commit) is reported.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
-from kstep import envs, system
+from kstep import envs
 from kstep.envs import EnvConfig
+from kstep.run import system
 from kstep.types import KstepError
 
 DECIDING = ("kstep", "torch", "numpy", "mujoco", "dm-control")
@@ -23,18 +24,20 @@ DECIDING = ("kstep", "torch", "numpy", "mujoco", "dm-control")
 
 @dataclass(frozen=True)
 class Allowed:
-    """Differences that the user asked to go on with."""
+    """Differences that the user accepts when resuming."""
 
-    version: bool = False
-    renderer: bool = False
+    force_version: bool = False
+    """Resume a checkpoint of other versions; the run is no longer reproducible."""
+    force_renderer: bool = False
+    """Resume with frames of another renderer; the run is no longer reproducible."""
 
     @property
     def any(self) -> bool:
-        return self.version or self.renderer
+        return self.force_version or self.force_renderer
 
 
 @dataclass(frozen=True)
-class Origin:
+class Provenance:
     """What computed a checkpoint."""
 
     renderer: str = ""
@@ -46,8 +49,8 @@ class Origin:
     def state(self) -> dict[str, Any]:
         return {**asdict(self), "versions": dict(self.versions)}
 
-    def refuse_other(self, saved: Origin, allowed: Allowed) -> list[str]:
-        """Raise where `saved` cannot be continued here bit for bit; return what is worth saying."""
+    def refuse_other(self, saved: Provenance, allowed: Allowed) -> list[str]:
+        """Raise where `saved` cannot be resumed here bit for bit; return what to report."""
         versions = [
             f"  {name}: there {saved.versions.get(name)}, here {self.versions.get(name)}"
             for name in dict.fromkeys([*saved.versions, *self.versions])
@@ -58,18 +61,18 @@ class Origin:
             if saved.renderer != self.renderer
             else []
         )
-        refused = [] if allowed.version else versions
-        refused += [] if allowed.renderer else renderers
+        refused = [] if allowed.force_version else versions
+        refused += [] if allowed.force_renderer else renderers
         if refused:
-            options = (["--force-version"] if versions and not allowed.version else []) + (
-                ["--force-renderer"] if renderers and not allowed.renderer else []
+            options = (["--force-version"] if versions and not allowed.force_version else []) + (
+                ["--force-renderer"] if renderers and not allowed.force_renderer else []
             )
             raise KstepError(
-                "the checkpoint was computed by other means, so going on would give other "
+                "the checkpoint was made with different versions, so resuming would give other "
                 "results:\n" + "\n".join(refused) + "\nGo back to those, or accept a run that is "
                 f"no longer reproducible with {' '.join(options)}"
             )
-        notes = [f"going on all the same:{line[1:]}" for line in versions + renderers]
+        notes = [f"resuming all the same:{line[1:]}" for line in versions + renderers]
         for name in ("device", "threads", "commit"):
             there, here = getattr(saved, name), getattr(self, name)
             if there != here:
@@ -77,10 +80,10 @@ class Origin:
         return notes
 
 
-def here(env: EnvConfig, device: str, threads: int | None) -> Origin:
+def here(env: EnvConfig, device: str, threads: int | None) -> Provenance:
     """What would compute a run in this process."""
     versions = system.versions()
-    return Origin(
+    return Provenance(
         renderer=envs.renderer(env),
         versions={name: versions[name] for name in DECIDING},
         device=device,

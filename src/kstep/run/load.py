@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from kstep import checkpoint, envs, system
+from kstep import envs
 from kstep.agent import Agent
 from kstep.envs import ControlEnv
 from kstep.rng import Streams
-from kstep.run import Run
+from kstep.run import checkpoint, system
+from kstep.run.folder import Run
 from kstep.types import Counts
 
 

@@ -1,114 +1,22 @@
-"""What a run says: JSON lines for programs, one calm live line for people.
-
-Writers know how many bytes they have written, so that a run that goes on from a checkpoint can
-drop what it had logged beyond it and the file ends up as if it had never stopped.
-"""
+"""Progress for people: one calm live line on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
-import json
 import math
-import os
 import time
-from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from kstep.evaluate import Evaluation
-from kstep.types import Counts, KstepError, Metrics
+from kstep.run.evaluate import Evaluation
+from kstep.types import Counts
 
 
-@dataclass(frozen=True)
-class Written:
-    """How much of a log belongs to a checkpoint, and what it said."""
-
-    bytes: int = 0
-    sha256: str | None = None
-    """None: not known, or nothing yet."""
-
-
-class JsonLines:
-    """Append-only JSON lines with a known position and a running checksum."""
-
-    def __init__(self, path: Path, written: Written) -> None:
-        """Go on after `written`; with nothing where the file is gone."""
-        kept = before(path, written)
-        self.path = path
-        self.lost = written.bytes - len(kept)
-        """Bytes that should be there and are not."""
-        path.touch()
-        self._file = path.open("r+b")
-        self._file.truncate(len(kept))
-        self._file.seek(len(kept))
-        self._sum = hashlib.sha256(kept)
-        self._bytes = len(kept)
-
-    def write(self, row: dict[str, Any]) -> None:
-        line = (json.dumps(row) + "\n").encode()
-        self._file.write(line)
-        self._file.flush()  # for whoever is watching the file
-        self._sum.update(line)
-        self._bytes += len(line)
-
-    def sync(self) -> Written:
-        """Make everything written so far survive a crash of the machine, and say what that is."""
-        os.fsync(self._file.fileno())
-        return Written(self._bytes, self._sum.hexdigest())
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def before(path: Path, written: Written) -> bytes:
-    """Return what of a log belongs to a checkpoint: nothing if it is gone.
-
-    Raises if it was changed since or is too short, when what is left can no longer be checked.
-    """
-    try:
-        with path.open("rb") as file:
-            kept = file.read(written.bytes)
-    except FileNotFoundError:
-        return b""
-    same = written.sha256 in (None, hashlib.sha256(kept).hexdigest())
-    if len(kept) != written.bytes or not same:
-        raise KstepError(
-            f"{path} was changed since it was written. Restore it from a copy, or move it away to "
-            "go on without what it held"
-        )
-    return kept
-
-
-class TensorBoard:
-    """The same numbers as TensorBoard events; needs the extra `tb`."""
-
-    @staticmethod
-    def refuse_missing() -> None:
-        if importlib.util.find_spec("tensorboard") is None:
-            raise KstepError("TensorBoard is not installed: pip install 'kstep[tb]'")
-
-    def __init__(self, folder: Path) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._writer: Any = SummaryWriter(str(folder))
-
-    def write(self, scalars: dict[str, float], env_steps: int) -> None:
-        for path, value in scalars.items():
-            self._writer.add_scalar(path, value, env_steps)
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-def scalars(metrics: Metrics) -> dict[str, float]:
-    """Read the tensors; the one place that waits for the device."""
-    return {path: float(value) for path, value in metrics.items()}
+def say(console: Console, text: str) -> None:
+    """Print one plain line: no colours of numbers, no markup, wrapped by the terminal only."""
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 class _Remaining(ProgressColumn):
@@ -119,7 +27,7 @@ class _Remaining(ProgressColumn):
         return Text("" if left is None else f"{clock(left)} left", style="cyan")
 
 
-class Progresses:
+class ProgressReport:
     """A progress bar on a terminal, plain lines elsewhere."""
 
     def __init__(self, title: str, budget: int, console: Console) -> None:
@@ -145,7 +53,7 @@ class Progresses:
             title, total=budget, speed="", left=None, evaluation=self._last_evaluation
         )
 
-    def __enter__(self) -> Progresses:
+    def __enter__(self) -> ProgressReport:
         self._bar.__enter__()
         return self
 
@@ -158,7 +66,7 @@ class Progresses:
         self._bar.__exit__(kind, value, trace)
 
     def say(self, text: str) -> None:
-        self._bar.console.print(text, highlight=False)
+        say(self._bar.console, text)
 
     def evaluated(self, counts: Counts, evaluation: Evaluation, seconds: float) -> None:
         self._last_evaluation = f"return {evaluation.mean:.0f} at {counts.env_steps:,}"
