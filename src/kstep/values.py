@@ -17,6 +17,7 @@ import operator
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import annotated_types as at
@@ -60,7 +61,7 @@ def encode(value: Any) -> Any:
         return {"kind": value.kind, **data} if isinstance(value, Family) else data
     if isinstance(value, tuple | list):
         return [encode(item) for item in value]
-    return value
+    return str(value) if isinstance(value, Path) else value
 
 
 def decode(annotation: Any, data: Any, where: str = "") -> Any:
@@ -99,6 +100,8 @@ def decode(annotation: Any, data: Any, where: str = "") -> Any:
             decode(inner, item, f"{where}[{i}]")
             for i, (inner, item) in enumerate(zip(arguments, data, strict=True))
         )
+    if annotation is Path and isinstance(data, str):
+        return Path(data)
     if annotation is float and isinstance(data, int) and not isinstance(data, bool):
         data = _as_float(data, where)
     if annotation in (int, float, bool, str):

@@ -12,7 +12,7 @@ from kstep.run import saved_encoders as encoders
 from kstep.cli import main
 from kstep.config import resolve
 from kstep.run.load import opened
-from kstep.run.folder import Run
+from kstep.run.folder import Run, RunFolder
 from kstep.types import KstepError
 from kstep.values import change
 from tests.make import agent_and_replay, moved, snapshot
@@ -25,7 +25,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("source") / "ksl"
     options = ["--env-steps", "60", "--save-encoders-every", "60", "--folder", str(folder)]
     main(["train", "ksl", "toy_reach", *TINY, *options])
-    return encoders.saved_in(folder)[-1]
+    return RunFolder(folder).saved_encoders()[-1]
 
 
 def carry(source: Path, folder: Path, *options: str, method: str = "sac_pixel") -> None:

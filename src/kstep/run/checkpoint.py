@@ -159,12 +159,18 @@ def exists(run: Run) -> bool:
     return False
 
 
-def check_logs(run: Run) -> None:
-    """Raise if a log was changed since the newest checkpoint was written."""
+def reached(run: Run) -> int:
+    """Return the env_steps of the newest intact checkpoint.
+
+    Raises if a log was changed since it was written: a run that is done must not vouch for it.
+    """
+    state = newest(run, with_replay=False)[1]
     if not run.is_legacy:
-        positions = _positions(newest(run, with_replay=False)[1])
+        positions = _positions(state)
         before(run.metrics_file, positions.metrics)
         before(run.evaluations_file, positions.evaluations)
+    env_steps: int = state["counts"]["env_steps"]
+    return env_steps
 
 
 def describe(run: Run) -> str:

@@ -65,8 +65,8 @@ def train(run: Run, runtime: Runtime, console: Console | None = None) -> None:
     console = console or Console(soft_wrap=True)
     experiment = run.experiment
     values.check(runtime)
-    if run.is_done(experiment.env_steps):
-        checkpoint.check_logs(run)  # a run that is done must not vouch for logs that were changed
+    # By the names in its folder, and then by what of it can still be read.
+    if run.is_done(experiment.env_steps) and checkpoint.reached(run) >= experiment.env_steps:
         say(console, f"nothing to do: the run is at {run.reached():,} env steps")
         return
     rendering = envs.rendering(experiment.env)
@@ -75,6 +75,7 @@ def train(run: Run, runtime: Runtime, console: Console | None = None) -> None:
         cleared = preflight.check(run, runtime, env)
         run.encoder_backend = cleared.backend.backend
         streams = Streams(experiment.seed, system.device(runtime.device))
+        system.use_tf32(getattr(experiment.method.encoder, "precision", "") == "tf32")
         agent = Agent(experiment.method, cleared.spec, streams, runtime.device, run.encoder_backend)
         with (
             as_faults(lambda: checkpoint.describe(run)),
