@@ -37,6 +37,10 @@ DERIVED = {"derived": True}
 """Metadata of a field that is no setting: what `resolve` made of it is stored instead."""
 
 
+def is_derived(field: dataclasses.Field[Any]) -> bool:
+    return bool(field.metadata.get("derived"))
+
+
 class Family(abc.ABC):
     """Base of settings that come in several kinds. A subclass with a `kind` registers itself."""
 
@@ -56,12 +60,12 @@ class Family(abc.ABC):
 def encode(value: Any) -> Any:
     """Turn a dataclass into plain JSON values."""
     if dataclasses.is_dataclass(value):
-        stored = [f for f in dataclasses.fields(value) if not f.metadata.get("derived")]
+        stored = [f for f in dataclasses.fields(value) if not is_derived(f)]
         data = {f.name: encode(getattr(value, f.name)) for f in stored}
         return {"kind": value.kind, **data} if isinstance(value, Family) else data
     if isinstance(value, tuple | list):
         return [encode(item) for item in value]
-    return str(value) if isinstance(value, Path) else value
+    return value
 
 
 def decode(annotation: Any, data: Any, where: str = "") -> Any:
@@ -100,7 +104,7 @@ def decode(annotation: Any, data: Any, where: str = "") -> Any:
             decode(inner, item, f"{where}[{i}]")
             for i, (inner, item) in enumerate(zip(arguments, data, strict=True))
         )
-    if annotation is Path and isinstance(data, str):
+    if annotation is Path and isinstance(data, str | Path):
         return Path(data)
     if annotation is float and isinstance(data, int) and not isinstance(data, bool):
         data = _as_float(data, where)
@@ -136,7 +140,7 @@ def override(value: T, overrides: Iterable[str], fixed: Mapping[str, str] | None
         if _key(text).endswith(".kind"):
             data = _with_kind(value, data, _key(text).removesuffix(".kind"))
     decoded: T = decode(type(value), data)
-    return decoded
+    return _with_derived(decoded, value)
 
 
 def change(value: T, changes: Mapping[str, Any]) -> T:
@@ -206,7 +210,7 @@ def _decode_dataclass(cls: type[T], data: Any, where: str) -> T:
     fields = {
         f.name: f
         for f in dataclasses.fields(cls)  # type: ignore[arg-type]
-        if not f.metadata.get("derived")
+        if not is_derived(f)
     }
     for name in data:
         if name not in fields:
@@ -243,6 +247,17 @@ def _decode_kind(family: type[Family], data: Any, where: str) -> Any:
         )
     fields = {key: value for key, value in data.items() if key != "kind"}
     return _decode_dataclass(family.kinds[kind], fields, where)
+
+
+def _with_derived(new: T, old: Any) -> T:
+    """Return `new` with the fields that are no settings as they are in `old`."""
+    if not dataclasses.is_dataclass(new) or type(new) is not type(old):
+        return new
+    kept = {}
+    for field in dataclasses.fields(new):
+        before, after = getattr(old, field.name), getattr(new, field.name)
+        kept[field.name] = before if is_derived(field) else _with_derived(after, before)
+    return dataclasses.replace(new, **kept)  # type: ignore[type-var]
 
 
 def _key(text: str) -> str:

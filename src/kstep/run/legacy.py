@@ -38,6 +38,8 @@ def experiment(old: Mapping[str, Any]) -> dict[str, Any]:
     """Return an experiment of format 1 in today's format."""
     method, learning = old["method"], old["method"]["learning"]
     base, _, variant = method["name"].partition("-")
+    if method["encoder"]["head"] == "convolutional":
+        variant += "-earlier"  # its slow head moved at the encoder's rate (D46)
     trains = "head" if learning["encoder_learns_from"] == "auxiliary" else "all"
     if old.get("frozen_encoder") is not None:
         trains = "nothing"
@@ -129,6 +131,7 @@ def _auxiliary(method: Mapping[str, Any]) -> dict[str, Any] | None:
             "hidden": old["transition_hidden"],
         }
         if layers := old["knowledge_sharing"]:
+            _refuse(not old["transition_relu"], "shared layers without a ReLU")
             transition = {"kind": "shared", "layers": layers, "hidden": old["transition_hidden"]}
     return {
         **_some(old, "kind", "k", "reduce", "init"),
