@@ -75,7 +75,7 @@ def test_the_command_tells_a_full_disk_from_a_mistake(
     assert stopped.value.code == 1
     error = capsys.readouterr().err
     assert error.startswith("kstep: the disk is full")
-    assert "Make room and repeat the command. The run folder is intact" in error
+    assert "Free some space and rerun the command. The run folder is intact" in error
 
 
 def no_memory_for_torch() -> None:
