@@ -6,7 +6,7 @@ import json
 import math
 import typing
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,8 +23,9 @@ from kstep.bench.steps import KSL, RELEASED, SAC_PIXEL, Reading, Steps, step_nam
 from kstep.bench.timing import Candidate, Times, interleave
 from kstep.cli import main
 from kstep.data.replay import Replay
-from kstep.methods import LearningConfig
 from kstep.native import Backend
+from kstep.nets.backends import NativeEncoder
+from kstep.nets.encoder import PixelEncoder
 from tests.make import agent_and_replay
 
 
@@ -142,12 +143,12 @@ def test_time_belongs_to_the_innermost_part() -> None:
 
 def test_watching_changes_nothing() -> None:
     (watched, replay), (free, same) = agent_and_replay("ksl"), agent_and_replay("ksl")
-    before = (Replay.transitions, torch.autograd.grad, torch.nn.Conv2d.forward)
+    before = (Replay.sequences, torch.autograd.grad, torch.nn.Conv2d.forward)
     for _ in range(3):
         with measured():
             watched.update(replay)
         free.update(same)
-    assert (Replay.transitions, torch.autograd.grad, torch.nn.Conv2d.forward) == before
+    assert (Replay.sequences, torch.autograd.grad, torch.nn.Conv2d.forward) == before
     expected = free.state()
     for name, tensor in watched.state().items():
         assert torch.equal(tensor, expected[name]), name
@@ -155,10 +156,10 @@ def test_watching_changes_nothing() -> None:
 
 def test_one_agent_serves_both_backends() -> None:
     agent = Steps(QUICK).agent(KSL)
-    steps.use(agent, "native")
-    assert agent.encoder.backend == agent.slow_encoder.backend == "native"
-    steps.use(agent, "torch")
-    assert agent.encoder.backend == agent.slow_encoder.backend == "torch"
+    expected = {"native": NativeEncoder, "torch": PixelEncoder}
+    for backend in backends():
+        steps.use(agent, backend)
+        assert type(agent.encoder) is type(agent.slow_encoder) is expected[backend]
 
 
 def test_a_line_is_a_line() -> None:
@@ -236,13 +237,11 @@ def test_rates_of_convolution() -> None:
     assert made["split"]["torch"]["share"]["encode"] == pytest.approx(6 / 11)
 
 
-def test_the_table_has_every_controlled_method_and_the_joint_forward_where_there_is_one() -> None:
+def test_the_table_has_every_controlled_method_and_reading() -> None:
     names = [reading.name for reading in steps.readings()]
-    joint = any(field.name == "joint" for field in fields(LearningConfig))
     assert names == [
         *("sac_state", "sac_pixel", "rad", "drq", "curl", "sac_ae", "pi_sac", "proto_rl"),
-        *("ksl", "ksl-results", "ksl-released", "ksl aligned"),
-        *(["ksl aligned, joint"] if joint else []),
+        *("ksl", "ksl-results", "ksl-released"),
     ]
     for reading in steps.readings():
         QUICK.experiment(reading.method, reading.overrides).validate()
@@ -367,5 +366,5 @@ def test_without_the_kernels_pytorch_is_measured_alone(monkeypatch: pytest.Monke
 
 def test_period_is_until_every_part_had_its_turn() -> None:
     agent: Agent
-    agent, _ = agent_and_replay("ksl", "method.learning.actor_every=3")
+    agent, _ = agent_and_replay("ksl", "method.core.actor_every=3")
     assert steps.period(agent) == 6

@@ -26,6 +26,7 @@ from torch.optim.optimizer import (
 
 from kstep.data.augment import Augment
 from kstep.data.replay import Replay
+from kstep.nets.backends import NativeEncoder
 from kstep.nets.encoder import PixelEncoder
 from kstep.optimizers import Ema
 
@@ -90,18 +91,15 @@ def measured() -> Iterator[Meter]:
     """Measure every learning step that is taken inside."""
     meter = Meter()
     wraps = [
-        (Replay, "transitions", _timed(meter, "sample")),
         (Replay, "sequences", _timed(meter, "sample")),
         (Ema, "step", _timed(meter, "slow copies")),
-        (PixelEncoder, "features", _encoding(meter)),
+        *((kind, "features", _encoding(meter)) for kind in (PixelEncoder, NativeEncoder)),
         (nn.Conv2d, "forward", _convolving(meter)),
         (torch.autograd, "grad", _returning(meter)),
         (torch.autograd, "backward", _returning(meter)),
         *(
-            (kind, name, _timed(meter, "shift"))
-            for kind in (Augment, *Augment.__subclasses__())
-            for name in ("train_view", "train_pair")
-            if name in vars(kind)
+            (kind, "train_view", _timed(meter, "shift"))
+            for kind in Augment.kinds.values()
         ),
     ]
     with ExitStack() as stack:
@@ -147,6 +145,8 @@ def _encoding(meter: Meter) -> Callable[[Function], Function]:
         timed = _timed(meter, "encode forward")(original)
 
         def call(self: PixelEncoder, observation: Tensor) -> Tensor:
+            if meter.part == "encode forward":  # the kernels leave this call to PyTorch
+                return original(self, observation)  # type: ignore[no-any-return]
             features: Tensor = timed(self, observation)
             meter.images[FORWARD] += len(observation)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 from kstep.config import Experiment, resolve
+from kstep.methods import find
 
 Section: TypeAlias = Literal["methods", "split", "encoder", "plain", "memory", "renderers", "cost"]
 SECTIONS: tuple[Section, ...] = get_args(Section)
@@ -22,7 +23,8 @@ class Size:
 
     name: str
     preset: str
-    overrides: tuple[str, ...]
+    encoder: tuple[str, ...]
+    """Overrides of methods that see pixels."""
     rounds: int
     decisions: int
     """In the replay that learning steps draw from: more than a processor's caches hold."""
@@ -35,14 +37,15 @@ class Size:
     """Drawn per round and renderer."""
 
     def experiment(self, method: str, overrides: tuple[str, ...] = ()) -> Experiment:
-        everything = (*self.overrides, *overrides)
-        return resolve(method, TASK, preset=self.preset, overrides=everything)
+        if find(method).observation == "pixels":
+            overrides = (*self.encoder, *overrides)
+        return resolve(method, TASK, preset=self.preset, overrides=overrides)
 
 
 PAPER = Size(
     name="paper",
     preset="paper",
-    overrides=(),
+    encoder=(),
     rounds=7,
     decisions=4_000,
     matrix=2048,
@@ -56,7 +59,7 @@ QUICK = Size(
     name="debug",
     preset="debug",
     # Our kernels know 32 channels only; the strides are the paper's.
-    overrides=("method.encoder.channels=32", "method.encoder.strides=[2,1,1,1]"),
+    encoder=("method.encoder.channels=32", "method.encoder.strides=[2,1,1,1]"),
     rounds=2,
     decisions=4 * EPISODE,
     matrix=128,
