@@ -20,19 +20,18 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from kstep.run import checkpoint
-from kstep.run import system
 from kstep.agent import Agent
-from kstep.run.checkpoint import Positions, Session
 from kstep.config import resolve
 from kstep.data.replay import Replay
 from kstep.data.ring import ReplayConfig
 from kstep.envs import EnvConfig, make, spec_of
-from kstep.run.episode import Episode
-from kstep.run.health import Health
-from kstep.run.provenance import Allowed, Origin
 from kstep.rng import Streams
+from kstep.run import checkpoint, system
+from kstep.run.checkpoint import Positions, Session
+from kstep.run.episode import Episode
 from kstep.run.folder import Run
+from kstep.run.health import Health
+from kstep.run.provenance import Allowed, Provenance
 from kstep.run.runtime import Runtime
 from kstep.types import Counts
 
@@ -45,7 +44,7 @@ def session_of(run: Run, capacity: int = DECISIONS) -> Session:
     spec = spec_of(env)
     agent = Agent(experiment.method, spec, Streams(1))
     replay = Replay(ReplayConfig(capacity), spec, 3, run.replay)
-    return Session(agent, replay, Episode(env, 3), Counts(), Origin())
+    return Session(agent, replay, Episode(env, 3), Counts(), Provenance())
 
 
 def play(session: Session, decisions: int) -> None:

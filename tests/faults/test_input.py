@@ -135,7 +135,11 @@ def test_k_longer_than_an_episode(tmp_path: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("method", "overrides", "message"),
     [
-        ("ksl", ["method.learning.batch_size=2000"], "replay_capacity=1000 must be at least .*=2000"),
+        (
+            "ksl",
+            ["method.learning.batch_size=2000"],
+            "replay_capacity=1000 must be at least .*=2000",
+        ),
         ("ksl", ["env.observation=state"], "env.observation cannot be set"),
         ("sac_state", ["env.observation=pixels"], "env.observation cannot be set"),
     ],

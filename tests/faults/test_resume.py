@@ -20,7 +20,7 @@ from kstep.run.health import Health
 from kstep.run.provenance import Allowed, Provenance
 from kstep.run.train import Stopped
 from kstep.types import KstepError
-from tests.runs import ALWAYS, assert_same, contents, experiment, go, weights
+from tests.runs import ALWAYS, assert_same, contents, experiment, go
 
 
 def other_version(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -180,7 +180,7 @@ def test_no_augmentation_accepts_state_vectors() -> None:
     assert NoAugment().train_view(state, rng()) is state
     assert NoAugment().act_view(state) is state
     for augment in MOVING:
-        with pytest.raises(ValueError, match="image stacks|cannot cut"):
+        with pytest.raises(ValueError, match=r"image stacks|cannot cut"):
             augment.train_view(state, rng())
 
 
@@ -218,7 +218,10 @@ def test_augmentations_are_read_by_their_kind() -> None:
 def test_wrong_values_are_refused_with_what_is_allowed() -> None:
     for data, message in (
         ({"kind": "jitter"}, "kind must be one of none, shift, crop, not 'jitter'"),
-        ({"kind": "shift", "padding": "circular"}, "padding must be one of replicate, zero, mirror"),
+        (
+            {"kind": "shift", "padding": "circular"},
+            "padding must be one of replicate, zero, mirror",
+        ),
         ({"kind": "crop", "pad": -1}, "pad must be at least 0, not -1"),
         ({"kind": "crop", "padding": "zero"}, "has no 'padding'"),
     ):

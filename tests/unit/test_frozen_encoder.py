@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from kstep.agent import Agent
-from kstep.run import saved_encoders as encoders
 from kstep.cli import main
 from kstep.config import resolve
-from kstep.run.load import opened
+from kstep.run import saved_encoders as encoders
 from kstep.run.folder import Run, RunFolder
+from kstep.run.load import opened
 from kstep.types import KstepError
 from kstep.values import change
 from tests.make import agent_and_replay, moved, snapshot

@@ -21,7 +21,6 @@ from kstep.types import Array
 from tests.make import agent_and_replay, moved, snapshot
 from tests.runs import experiment, go
 
-
 SOUND = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
 """Latents that differ as they should."""
 

@@ -92,7 +92,9 @@ def test_two_views_average_their_targets_and_add_their_losses() -> None:
     core.slow_critic = Fixed(0.0, 0.0)  # type: ignore[assignment]
     core.critic = Fixed(1.0, 1.0)  # type: ignore[assignment]
     # Rewards 2 and 4 stand for the targets of two views of one transition: both regress on 3.
-    loss, _, _ = core.critic_loss(encoder, encoder, batch([2.0, 4.0], [0.0, 0.0]), torch.Generator())
+    loss, _, _ = core.critic_loss(
+        encoder, encoder, batch([2.0, 4.0], [0.0, 0.0]), torch.Generator()
+    )
     assert loss.item() == pytest.approx(4 * (1 - 3) ** 2)
 
 
@@ -148,7 +150,9 @@ def test_the_temperature_looks_at_the_actor_before_or_after_its_step(sample: str
     stepped = 10 * agent.optimizers.state()["temperature/temperature/exp_avg"].item()
     assert stepped == pytest.approx(gradient(right), rel=1e-4)
     assert abs(stepped - gradient(wrong)) > 0.1
-    assert update.metrics["temperature/loss"].item() == pytest.approx(math.log(0.5) * stepped, rel=1e-4)
+    assert update.metrics["temperature/loss"].item() == pytest.approx(
+        math.log(0.5) * stepped, rel=1e-4
+    )
 
 
 def flat(observation: Tensor) -> Tensor:

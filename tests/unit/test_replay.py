@@ -286,10 +286,9 @@ def test_released_is_uniform_over_episodes_then_starts() -> None:
     per_episode = [sum(e == episode for e, _ in starts) for episode in range(4)]
     assert per_episode == [16, 2, 0, 8]
     expected = np.array([20_000 / 3 / per_episode[e] for e, _ in starts])
-    stacks = (
-        recorder.replay.sequences(20_000, 3, np.random.default_rng(4), "released")
-        .observation.together()
-    )
+    stacks = recorder.replay.sequences(
+        20_000, 3, np.random.default_rng(4), "released"
+    ).observation.together()
     found = [start_of(s[0]) for s in stacks]
     assert chi_square(np.array([found.count(start) for start in starts]), expected)
 
@@ -339,9 +338,7 @@ def test_state_vectors() -> None:
 def test_same_generator_state_gives_the_same_batch() -> None:
     recorder = Recorder(Replay(ReplayConfig(20), pixel_spec(5)))
     recorder.episode(5)
-    one, two = (
-        transitions(recorder.replay, 9, np.random.default_rng(5)) for _ in range(2)
-    )
+    one, two = (transitions(recorder.replay, 9, np.random.default_rng(5)) for _ in range(2))
     assert np.array_equal(one.observation, two.observation)
     other = transitions(recorder.replay, 9, np.random.default_rng(6))
     assert not np.array_equal(one.observation, other.observation)
@@ -391,9 +388,7 @@ def test_disk_equals_memory(tmp_path: Path) -> None:
         for length in (4, 4, 1, 3, 4, 4, 2):
             recorder.episode(length)
         check_against_model(recorder, 2, np.random.default_rng(0))
-    disk, memory = (
-        transitions(r.replay, 64, np.random.default_rng(1)) for r in recorders
-    )
+    disk, memory = (transitions(r.replay, 64, np.random.default_rng(1)) for r in recorders)
     assert np.array_equal(disk.observation, memory.observation)
     assert type(disk.observation) is np.ndarray
     assert (folder / FRAMES_FILE).stat().st_size == on_disk.slots * np.prod(FRAME_SHAPE)

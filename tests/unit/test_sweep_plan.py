@@ -224,8 +224,8 @@ def test_runs_that_were_to_save_encoders_are_done_only_with_them(tmp_path: Path)
 
 
 def test_transfer_runs_are_ready_once_their_source_is_done(tmp_path: Path) -> None:
-    from kstep.run import saved_encoders as encoders
     from kstep.config import digest, resolve
+    from kstep.run import saved_encoders as encoders
 
     def planned() -> tuple[list[RunSpec], list[RunSpec]]:
         specs = plan(read("generalization", "debug"), tmp_path, methods=["ksl", "rad"])

@@ -28,7 +28,6 @@ from kstep.types import KstepError
 from tests.make import tiny
 from tests.runs import ALWAYS, assert_same, at_decision, experiment, go, stop_after, weights
 
-
 FAMILIES = ["ksl", "ksl-results", "ksl-conv", "ksl-one-optimizer", "ksl-k3-l2", "sac_pixel"]
 FAMILIES += ["sac_state", "rad", "drq", "curl", "sac_ae-original", "pi_sac-original", "proto_rl"]
 

@@ -97,10 +97,7 @@ def measured() -> Iterator[Meter]:
         (nn.Conv2d, "forward", _convolving(meter)),
         (torch.autograd, "grad", _returning(meter)),
         (torch.autograd, "backward", _returning(meter)),
-        *(
-            (kind, "train_view", _timed(meter, "shift"))
-            for kind in Augment.kinds.values()
-        ),
+        *((kind, "train_view", _timed(meter, "shift")) for kind in Augment.kinds.values()),
     ]
     with ExitStack() as stack:
         for owner, name, wrap in wraps:
