@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import re
 import shlex
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -114,7 +113,7 @@ def carried_out(spec: RunSpec, env_steps: int) -> None:
 
 
 @pytest.fixture(scope="session")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with everything that the commands start from, at the debug scale."""
     root = tmp_path_factory.mktemp("paper")
     with pytest.MonkeyPatch.context() as patch:
@@ -134,7 +133,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         main([*sweep.split(), "--threads", "1"])
         (made,) = re.findall(r"^kstep (evaluation-set .*)$", TEXT, flags=re.MULTILINE)
         main(shlex.split(at_debug_scale(made)))
-        yield root
+    return root
 
 
 def at_debug_scale(command: str) -> str:
@@ -148,7 +147,7 @@ def as_rows(file: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(open_file))
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("command", commands())
 def test_the_command_works(
     command: str,

@@ -105,6 +105,15 @@ def test_scores_are_one_number_per_seed(tmp_path: Path) -> None:
     assert scores["episodes"].to_list() == [2, 2, 2]
 
 
+def test_both_phases_of_a_method_are_in_the_table(tmp_path: Path) -> None:
+    pretend(tmp_path, "proto_rl", 1)
+    store.collect(tmp_path, tmp_path / "all.parquet")
+    frame = store.read(tmp_path / "all.parquet")
+    budget = resolve("proto_rl", "toy_reach", preset="debug").env_steps
+    assert set(frame["method"]) == {"proto_rl"}
+    assert set(frame["flavour"]) == {f"{budget // 2}/{budget // 2}"}
+
+
 def test_damaged_runs_are_named_and_left_out(tmp_path: Path) -> None:
     pretend(tmp_path, "ksl", 1)
     run = pretend(tmp_path, "ksl", 2)

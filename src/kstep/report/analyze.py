@@ -33,13 +33,14 @@ class Where:
     scale: str = "paper"
     runs: Path = Path("runs")
 
-    def folders(self, experiment: str, *, variants: bool = False) -> list[Path]:
-        """Return the experiment's runs that were evaluated; of its two stages, the last."""
-        sweep = plan.read(self.experiment or experiment, self.scale)
+    def folders(self, default: str, *, variants: bool = False, carried: bool = False) -> list[Path]:
+        """Return the experiment's runs that were evaluated: those of its first stage, or those on
+        encoders that were `carried` over."""
+        sweep = plan.read(self.experiment or default, self.scale)
         specs = plan.plan(plan.with_variants(sweep) if variants else sweep, self.runs)
-        if sweep.transfer and not self.experiment:
-            specs = [spec for spec in specs if spec.frozen_encoder is not None]
-        found = [spec.folder for spec in specs if (spec.folder / "evaluations.jsonl").is_file()]
+        specs = [spec for spec in specs if (spec.frozen_encoder is not None) == carried]
+        files = [spec.folder / "evaluations.jsonl" for spec in specs]
+        found = [file.parent for file in files if file.is_file() and file.stat().st_size]
         if not found:
             raise KstepError(
                 f"none of the {len(specs)} runs of {sweep.name}, scale {self.scale}, is below "
@@ -64,10 +65,15 @@ def run(
     system.keep_freed_memory()
     if question in COMPARISONS:
         comparison = COMPARISONS[question]
-        folders = named or where.folders(question, variants=comparison.variants)
+        folders = named or where.folders(
+            question, variants=comparison.variants, carried=question == "generalization"
+        )
         written = comparison.write(folders, output, at)
     elif question == "wall-clock":
-        written = wall_clock.write(named or where.folders(question, variants=True), output)
+        folders = named or where.folders(question, variants=True)
+        # A run that is under way has no time yet.
+        ended = [folder for folder in folders if named or plan.attempts_of(folder)]
+        written = wall_clock.write(ended or folders, output)
     elif question == "environments":
         written = environments.write(output)
     elif question in QUESTIONS or question in GROUPS:
@@ -97,7 +103,7 @@ def beside_paper(answer: Answer) -> Answer:
     changes = answer.tables.get("perturbation-changes")
     if changes is None:
         return answer
-    column = {"noise": "flipping"}  # one column of its table, two readings of it (D21)
+    column = {"noise": "flipping"}  # one column of its table, which may be of either (D21)
     theirs = [
         paper.table("sensitivity_change").get(paper.name_of(str(row["label"])), {})
         if row["task"] == "walker_walk"
