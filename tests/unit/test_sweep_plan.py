@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from kstep.run.folder import Run
+from kstep.run import folder, saved_encoders
+from kstep.run.folder import FORMAT, Run, RunFolder
 from kstep.sweep import plan as planning
 from kstep.sweep.plan import RunSpec, count, estimate, numbers, plan, read, shipped, status
 from kstep.types import KstepError
@@ -106,7 +107,7 @@ def test_variants_of_a_sweeps_methods_can_be_named() -> None:
     with pytest.raises(KstepError, match="has no method 'ksl-results'"):
         plan(read("generalization"), methods=["ksl-results"])
     # A setting that the others do not take leaves them out.
-    single = ("method.learning.one_optimizer=true",)
+    single = ("method.auxiliary.one_optimizer=true",)
     group = replace(sweep.groups[0], methods=("ksl",), set=single)
     assert planning.with_variants(replace(sweep, groups=(group,))).groups == (group,)
 
@@ -160,7 +161,8 @@ def test_mistakes_in_experiments_are_named(tmp_path: Path) -> None:
 def pretend(spec: RunSpec, env_steps: int, *, saved: bool, decisions: int = 7) -> None:
     """Write what a run folder has after that many steps."""
     (spec.folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-    (spec.folder / "config.json").write_text(json.dumps({"digest": spec.digest}))
+    known = {"format": FORMAT, "digest": spec.digest}
+    (spec.folder / "config.json").write_text(json.dumps(known))
     row = {"mark": 0, "env_steps": env_steps, "decisions": decisions, "returns": [1.0]}
     (spec.folder / "evaluations.jsonl").write_text(json.dumps(row) + "\n")
     if saved:
@@ -178,13 +180,13 @@ def test_status_is_what_the_folder_says(tmp_path: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_EX)
         assert status(spec).state == "running"
     failed = {"outcome": "failed", "code": 1, "error": "Traceback\nValueError: no\n"}
-    spec.attempts.write_text(json.dumps(failed) + "\n")
+    spec.run.attempts_file.write_text(json.dumps(failed) + "\n")
     assert status(spec) == planning.Status("failed", 100, "ValueError: no")
     pretend(spec, 200, saved=False, decisions=9)
     assert status(spec).state == "failed"  # evaluated, but its end was not saved
     pretend(spec, 200, saved=True, decisions=9)
     assert status(spec).state == "done"
-    (spec.folder / "config.json").write_text(json.dumps({"digest": "another"}))
+    (spec.folder / "config.json").write_text(json.dumps({"format": FORMAT, "digest": "another"}))
     assert "another experiment" in status(spec).problem
 
 
@@ -195,7 +197,12 @@ def save_encoders(spec: RunSpec, *marks: int) -> None:
 
     (spec.folder / "encoders").mkdir(parents=True, exist_ok=True)
     for mark in marks:
-        about = {"format": "1", "label": spec.method, "task": spec.task, "seed": spec.seed}
+        about = {
+            "format": saved_encoders.FORMAT,
+            "label": spec.method,
+            "task": spec.task,
+            "seed": spec.seed,
+        }
         header = {"kstep encoder": json.dumps({**about, "mark": mark})}
         weights = {"w": torch.tensor([float(mark), float(spec.seed)])}
         path = spec.folder / "encoders" / f"{mark:09d}.safetensors"
@@ -225,7 +232,6 @@ def test_runs_that_were_to_save_encoders_are_done_only_with_them(tmp_path: Path)
 
 def test_transfer_runs_are_ready_once_their_source_is_done(tmp_path: Path) -> None:
     from kstep.config import digest, resolve
-    from kstep.run import saved_encoders as encoders
 
     def planned() -> tuple[list[RunSpec], list[RunSpec]]:
         specs = plan(read("generalization", "debug"), tmp_path, methods=["ksl", "rad"])
@@ -252,7 +258,7 @@ def test_transfer_runs_are_ready_once_their_source_is_done(tmp_path: Path) -> No
     words = ready.arguments()
     assert words[:3] == ["train", "sac_pixel", "toy_glide"]
     assert words[words.index("--frozen-encoder") + 1] == str(last)
-    frozen = encoders.frozen(last)
+    frozen = saved_encoders.frozen(last)
     assert digest(resolve("sac_pixel", "toy_glide", preset="debug", frozen_encoder=frozen)) == (
         ready.digest
     )
@@ -314,8 +320,9 @@ def test_estimates_use_what_was_measured(tmp_path: Path) -> None:
     assert 1 < before.core_hours < 100
     assert 1.3 < before.memory_gb < 1.7  # 12,500 decisions of 84 x 84 x 3
     row = {"outcome": "done", "decisions": 1000, "seconds": 50.0, "threads": 2}
-    specs[0].attempts.parent.mkdir(parents=True)
-    specs[0].attempts.write_text(json.dumps(row) + "\n")
+    attempts = specs[0].run.attempts_file
+    attempts.parent.mkdir(parents=True)
+    attempts.write_text(json.dumps(row) + "\n")
     speeds = planning.measured_speeds(specs)
     assert speeds == {("ksl", "cartpole_swingup", "cpu"): 0.1}
     after = estimate(specs, [status(spec) for spec in specs], speeds)
@@ -348,7 +355,7 @@ def many(folder: Path, runs: int) -> list[RunSpec]:
     return plan(read(str(file)), folder / str(runs))
 
 
-def counted(monkeypatch: pytest.MonkeyPatch, module: object, *names: str) -> Counter[str]:
+def counted(monkeypatch: pytest.MonkeyPatch, **owners: object) -> Counter[str]:
     """Count the calls of functions that cost something: reading a file, making a configuration."""
     calls: Counter[str] = Counter()
 
@@ -359,16 +366,19 @@ def counted(monkeypatch: pytest.MonkeyPatch, module: object, *names: str) -> Cou
 
         return call
 
-    for name in names:
-        monkeypatch.setattr(module, name, counting(name, getattr(module, name)))
+    for name, owner in owners.items():
+        monkeypatch.setattr(owner, name, counting(name, getattr(owner, name)))
     return calls
 
 
 def test_ten_thousand_runs_are_planned_and_read_with_linear_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reads = ("_read_json", "_last_row", "_rows", "is_locked", "_newest_checkpoint")
-    calls = counted(monkeypatch, planning, "resolve", "digest", *reads)
+    reads = {
+        **dict.fromkeys(("read_json", "json_lines", "last_json_line"), folder),
+        **dict.fromkeys(("is_locked", "checkpointed"), RunFolder),
+    }
+    calls = counted(monkeypatch, resolve=planning, digest=planning, **reads)
     work = {}
     for runs in (1_000, 10_000):
         calls.clear()
@@ -400,7 +410,7 @@ def test_ten_thousand_runs_go_through_the_queue_with_linear_work(
     """The local queue and its bookkeeping, with runs that take no time."""
     from kstep.sweep import engines, watch
 
-    calls = counted(monkeypatch, planning, "status")
+    calls = counted(monkeypatch, status=planning)
     monkeypatch.setattr(engines, "carry_out", lambda *_: engines.Outcome("done"))
     for runs in (1_000, 10_000):
         calls.clear()
