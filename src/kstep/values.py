@@ -11,6 +11,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import difflib
+import functools
 import json
 import math
 import operator
@@ -127,19 +128,18 @@ def override(value: T, overrides: Iterable[str], fixed: Mapping[str, str] | None
 
     `fixed` are the keys that may not be set, and what to do instead.
     """
-    data = encode(value)
+    data, before = encode(value), encode(value)
     # A new kind first, whatever the order: it decides which other keys exist.
     for text in sorted(overrides, key=lambda text: not _key(text).endswith(".kind")):
         _, equals, written = text.partition("=")
         if not equals:
             raise KstepError(f"'{text}' is not of the form key=value, such as method.auxiliary.k=5")
-        new, refusal = _literal(written.strip()), (fixed or {}).get(_key(text))
-        if refusal and new != _at(data, _key(text)):
-            raise KstepError(f"{_key(text)} cannot be set: {refusal}")
-        _set(data, _key(text), new)
+        _set(data, _key(text), _literal(written.strip()))
+        _refuse_fixed(data, before, {_key(text): (fixed or {}).get(_key(text), "")})
         if _key(text).endswith(".kind"):
             data = _with_kind(value, data, _key(text).removesuffix(".kind"))
     decoded: T = decode(type(value), data)
+    _refuse_fixed(data, before, fixed or {})  # where a whole group was replaced
     return _with_derived(decoded, value)
 
 
@@ -203,10 +203,15 @@ def _as_float(data: int, where: str) -> float:
         raise KstepError(f"{where} must be a finite number, not {data}") from None
 
 
+@functools.cache
+def _hints(cls: type[Any]) -> dict[str, Any]:
+    return typing.get_type_hints(cls, include_extras=True)
+
+
 def _decode_dataclass(cls: type[T], data: Any, where: str) -> T:
     if not isinstance(data, Mapping):
         raise KstepError(f"{where or cls.__name__} must be a group of settings, not {data!r}")
-    hints = typing.get_type_hints(cls, include_extras=True)
+    hints = _hints(cls)
     fields = {
         f.name: f
         for f in dataclasses.fields(cls)  # type: ignore[arg-type]
@@ -283,6 +288,12 @@ def _set(data: Any, key: str, new: Any) -> None:
         if depth < len(path) - 1:
             node = node[name]
     node[path[-1]] = new
+
+
+def _refuse_fixed(data: Any, before: Any, fixed: Mapping[str, str]) -> None:
+    for key, instead in fixed.items():
+        if instead and _at(data, key) != _at(before, key):
+            raise KstepError(f"{key} cannot be set: {instead}")
 
 
 def _with_kind(value: Any, data: Any, key: str) -> Any:

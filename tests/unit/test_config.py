@@ -7,7 +7,7 @@ import json
 import pytest
 
 from kstep.auxiliary.ksl import KSLConfig
-from kstep.config import Experiment, digest, resolve
+from kstep.config import Experiment, FrozenEncoder, digest, resolve
 from kstep.data.augment import Shift
 from kstep.envs import PLANET
 from kstep.methods import METHODS
@@ -21,7 +21,10 @@ from kstep.values import decode, difference, encode
 @pytest.mark.parametrize("preset", ["paper", "cpu", "debug"])
 def test_experiments_survive_json(method: str, preset: str) -> None:
     experiment = resolve(method, "walker_walk", preset=preset)
-    assert decode(Experiment, json.loads(json.dumps(encode(experiment)))) == experiment
+    again = decode(Experiment, json.loads(json.dumps(encode(experiment))))
+    assert again.method.name == method
+    assert not difference(again, experiment)
+    assert digest(again) == digest(experiment)
 
 
 def test_the_default_is_the_papers_table() -> None:
@@ -215,6 +218,13 @@ def test_wrong_names_get_the_nearest_right_one(names: tuple[str, str], message: 
         ("ksl", ["method.augment.kind=crop"], "needs frames of 100 pixels.*of 84: set both"),
         ("proto_rl", ["method.learning.critic_trains=all"], "exploration needs .*=head"),
         ("ksl", ['method.exploration={"bonus": 0.1}'], "needs an auxiliary task that rewards"),
+        ("pi_sac", ["method.core.critic_views=2"], "see the same views: .*critic_views must be 1"),
+        ("proto_rl", ["method.auxiliary.one_optimizer=true"], "needs .*critic_trains=all"),
+        ("sac_state", ["method.core.actor_latent=reused"], "is its own latent"),
+        ("sac_state", ["env.size=100"], "env.size is for pixels: this method sees the state"),
+        ("ksl", ["env.camera=1"], "env.camera=1 is for tasks of the control suite"),
+        ("ksl", ["method.auxiliary=null"], "method.auxiliary.kind cannot be set"),
+        ("sac_pixel", ['method.auxiliary={"kind": "curl"}'], "auxiliary.kind cannot be set"),
     ],
 )
 def test_parts_that_do_not_go_together_are_refused(
@@ -222,6 +232,28 @@ def test_parts_that_do_not_go_together_are_refused(
 ) -> None:
     with pytest.raises(KstepError, match=message):
         resolve(method, "toy_reach", overrides=overrides)
+
+
+def test_a_frozen_encoder_is_not_trained() -> None:
+    frozen = FrozenEncoder("0" * 64, "ksl", "walker_walk", 1, 100_000)
+    experiment = resolve("sac_pixel", "walker_run", frozen_encoder=frozen)
+    assert experiment.method.learning.critic_trains == "nothing"
+    for trains in ("all", "head"):
+        with pytest.raises(KstepError, match=f"critic_trains={trains} would train the frozen"):
+            resolve(
+                "sac_pixel",
+                "walker_run",
+                frozen_encoder=frozen,
+                overrides=[f"method.learning.critic_trains={trains}"],
+            )
+    with pytest.raises(KstepError, match="sees the state and takes no encoder"):
+        resolve("sac_state", "walker_run", frozen_encoder=frozen)
+
+
+def test_a_camera_is_for_simulated_pixels() -> None:
+    assert resolve("ksl", "walker_walk", overrides=["env.camera=1"]).env.camera == 1
+    with pytest.raises(KstepError, match="not for state of walker_walk"):
+        resolve("sac_state", "walker_walk", overrides=["env.camera=1"])
 
 
 def test_what_is_rendered_follows_from_what_is_seen() -> None:
