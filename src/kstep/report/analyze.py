@@ -20,6 +20,7 @@ from kstep.analysis.tables import Row
 from kstep.report import environments, paper, wall_clock
 from kstep.report.comparisons import COMPARISONS
 from kstep.run import system
+from kstep.run.folder import RunFolder
 from kstep.sweep import plan
 from kstep.types import KstepError
 
@@ -72,7 +73,7 @@ def run(
     elif question == "wall-clock":
         folders = named or where.folders(question, variants=True)
         # A run that is under way has no time yet.
-        ended = [folder for folder in folders if named or plan.attempts_of(folder)]
+        ended = [folder for folder in folders if named or RunFolder(folder).attempts()]
         written = wall_clock.write(ended or folders, output)
     elif question == "environments":
         written = environments.write(output)
