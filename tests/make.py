@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -71,12 +70,6 @@ def paper_agent(method: str, action_dim: int = 6) -> Agent:
     shape = (84, 84, 3) if declared.observation == "pixels" else (17,)
     spec = EnvSpec(declared.observation, shape, action_dim, 4, 250)
     return Agent(declared, spec, Streams(0))
-
-
-def with_learning(experiment: Experiment, **changes: object) -> Experiment:
-    method = experiment.method
-    learning = replace(method.learning, **changes)  # type: ignore[arg-type]
-    return replace(experiment, method=replace(method, learning=learning))
 
 
 def snapshot(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -70,13 +70,13 @@ class Experiment:
                 f"method.encoder.image_size={method.encoder.image_size} with method.augment.kind="
                 f"{method.augment.kind} needs frames of {rendered} pixels, env.size is {env.size}"
             )
-        if env.renderer != "exact" and (
-            method.observation != "pixels" or tasks.parse(env.task).kind != "suite"
-        ):
-            raise KstepError(
-                f"env.renderer={env.renderer} is for tasks of the control suite seen as "
-                f"pixels, not for {method.observation} of {env.task}"
-            )
+        simulated = method.observation == "pixels" and tasks.parse(env.task).kind == "suite"
+        for key, default in (("renderer", "exact"), ("camera", None)):
+            if getattr(env, key) != default and not simulated:
+                raise KstepError(
+                    f"env.{key}={getattr(env, key)} is for tasks of the control suite seen as "
+                    f"pixels, not for {method.observation} of {env.task}"
+                )
         frozen, trains = self.frozen_encoder is not None, method.learning.critic_trains
         if frozen and method.auxiliary is not None:
             raise KstepError(
@@ -85,6 +85,11 @@ class Experiment:
             )
         if frozen and method.observation != "pixels":
             raise KstepError(f"'{method.name}' sees the state and takes no encoder")
+        if frozen and trains != "nothing":
+            raise KstepError(
+                f"method.learning.critic_trains={trains} would train the frozen encoder: it must "
+                "be nothing"
+            )
         if trains != "all" and method.auxiliary is None and not frozen:
             raise KstepError(
                 f"method.learning.critic_trains={trains} leaves the encoder untrained: "
@@ -147,7 +152,7 @@ def resolve(
     parsed = tasks.parse(task)
     chosen = methods.find(method).for_task(parsed.name)
     names.require(preset, PRESETS, "preset")
-    if frozen_encoder is not None:
+    if frozen_encoder is not None and chosen.observation == "pixels":
         chosen = replace(chosen, learning=replace(chosen.learning, critic_trains="nothing"))
     repeat = chosen.action_repeat if parsed.kind == "suite" else None
     env = EnvConfig(parsed.name, observation=chosen.observation, action_repeat=repeat)
@@ -171,6 +176,8 @@ def resolve(
     seen = experiment.method.encoder.image_size
     rendered = experiment.method.augment.render_size(seen) if seen else EnvConfig.size
     asked = any(text.partition("=")[0].strip() == "env.size" for text in overrides)
+    if asked and not seen:
+        raise KstepError("env.size is for pixels: this method sees the state")
     if asked and experiment.env.size != rendered:
         raise KstepError(
             f"env.size follows from method.encoder.image_size={seen} and the augmentation: "

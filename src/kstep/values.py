@@ -11,6 +11,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import difflib
+import functools
 import json
 import math
 import operator
@@ -104,7 +105,9 @@ def decode(annotation: Any, data: Any, where: str = "") -> Any:
             decode(inner, item, f"{where}[{i}]")
             for i, (inner, item) in enumerate(zip(arguments, data, strict=True))
         )
-    if annotation is Path and isinstance(data, str | Path):
+    if annotation is Path:
+        if not isinstance(data, str | Path):
+            raise KstepError(f"{where} must be a path, not {data!r}")
         return Path(data)
     if annotation is float and isinstance(data, int) and not isinstance(data, bool):
         data = _as_float(data, where)
@@ -127,19 +130,17 @@ def override(value: T, overrides: Iterable[str], fixed: Mapping[str, str] | None
 
     `fixed` are the keys that may not be set, and what to do instead.
     """
-    data = encode(value)
-    # A new kind first, whatever the order: it decides which other keys exist.
-    for text in sorted(overrides, key=lambda text: not _key(text).endswith(".kind")):
+    data, before = encode(value), encode(value)
+    for text in sorted(overrides, key=_kinds_first):
         _, equals, written = text.partition("=")
         if not equals:
             raise KstepError(f"'{text}' is not of the form key=value, such as method.auxiliary.k=5")
-        new, refusal = _literal(written.strip()), (fixed or {}).get(_key(text))
-        if refusal and new != _at(data, _key(text)):
-            raise KstepError(f"{_key(text)} cannot be set: {refusal}")
-        _set(data, _key(text), new)
+        _set(data, _key(text), _literal(written.strip()))
+        _refuse_fixed(data, before, {_key(text): (fixed or {}).get(_key(text), "")})
         if _key(text).endswith(".kind"):
             data = _with_kind(value, data, _key(text).removesuffix(".kind"))
     decoded: T = decode(type(value), data)
+    _refuse_fixed(data, before, fixed or {})  # where a whole group was replaced
     return _with_derived(decoded, value)
 
 
@@ -216,10 +217,15 @@ def _as_float(data: int, where: str) -> float:
         raise KstepError(f"{where} must be a finite number, not {data}") from None
 
 
+@functools.cache
+def _hints(cls: type[Any]) -> dict[str, Any]:
+    return typing.get_type_hints(cls, include_extras=True)
+
+
 def _decode_dataclass(cls: type[T], data: Any, where: str) -> T:
     if not isinstance(data, Mapping):
         raise KstepError(f"{where or cls.__name__} must be a group of settings, not {data!r}")
-    hints = typing.get_type_hints(cls, include_extras=True)
+    hints = _hints(cls)  # type: ignore[arg-type]
     fields = {
         f.name: f
         for f in dataclasses.fields(cls)  # type: ignore[arg-type]
@@ -273,6 +279,13 @@ def _with_derived(new: T, old: Any) -> T:
     return dataclasses.replace(new, **kept)  # type: ignore[type-var]
 
 
+def _kinds_first(text: str) -> int:
+    """Sort a new kind before all else, and an outer one before an inner one, whatever the order in
+    which they were written: it decides which other keys exist."""
+    key = _key(text)
+    return key.count(".") - 1_000_000 if key.endswith(".kind") else 0
+
+
 def _key(text: str) -> str:
     return text.partition("=")[0].strip()
 
@@ -298,9 +311,15 @@ def _set(data: Any, key: str, new: Any) -> None:
     node[path[-1]] = new
 
 
+def _refuse_fixed(data: Any, before: Any, fixed: Mapping[str, str]) -> None:
+    for key, instead in fixed.items():
+        if instead and _at(data, key) != _at(before, key):
+            raise KstepError(f"{key} cannot be set: {instead}")
+
+
 def _with_kind(value: Any, data: Any, key: str) -> Any:
     """Give the part at `key` the fields of its new kind, at their defaults."""
-    family = _family_of(value, key)
+    family = _family_of(type(value), data, key)
     part = _at(data, key)
     if family is None or part["kind"] not in family.kinds:
         return data  # `decode` says what is wrong
@@ -308,10 +327,15 @@ def _with_kind(value: Any, data: Any, key: str) -> Any:
     return data
 
 
-def _family_of(value: Any, key: str) -> type[Family] | None:
+def _family_of(annotation: Any, data: Any, key: str) -> type[Family] | None:
+    """Return which family the part at `key` belongs to, kinds being as in `data`."""
     for name in key.split("."):
-        value = getattr(value, name)
-    return next((cls for cls in type(value).__mro__ if Family in cls.__bases__), None)
+        if issubclass(annotation, Family):
+            annotation = annotation.kinds[data["kind"]]
+        annotation, data = _hints(annotation)[name], data[name]
+        if typing.get_origin(annotation) in (types.UnionType, typing.Union):
+            (annotation,) = [a for a in typing.get_args(annotation) if a is not type(None)]
+    return annotation if issubclass(annotation, Family) else None
 
 
 def _literal(text: str) -> Any:
@@ -322,5 +346,5 @@ def _literal(text: str) -> Any:
         return text == "True"
     try:
         return json.loads(text)
-    except (json.JSONDecodeError, RecursionError):
+    except (ValueError, RecursionError):  # no JSON, or a number of thousands of digits
         return text

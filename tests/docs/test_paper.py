@@ -24,7 +24,8 @@ from kstep.run import saved_encoders as encoders
 from kstep.run.folder import Run
 from kstep.run.runtime import Runtime
 from kstep.run.train import train
-from kstep.sweep.plan import RunSpec, plan, read, shipped
+from kstep.sweep.experiments import read, shipped
+from kstep.sweep.plan import RunSpec, plan
 from tests.docs.test_decisions import LINK, live, tables
 
 ROOT = Path(__file__).parents[2]

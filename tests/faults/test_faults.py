@@ -15,10 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from kstep import cli
-from kstep.run import checkpoint
-from kstep import errors as faults
-from kstep.run import train
+from kstep import cli, errors
 from kstep.data.replay import Replay
 from kstep.data.ring import FRAMES_FILE, ReplayConfig
 from kstep.envs import EnvConfig, gl, make
@@ -26,21 +23,11 @@ from kstep.envs.base import RendererFailed
 from kstep.envs.toy import ToyEnv
 from kstep.envs.worker import RemoteEnv
 from kstep.errors import Fault
+from kstep.run import checkpoint
 from kstep.run.folder import Run
 from kstep.run.train import Stopped
 from kstep.types import EnvSpec, KstepError
-from tests.runs import assert_same, contents, experiment, go
-
-
-def at_decision(monkeypatch: pytest.MonkeyPatch, number: int, happens: Callable[[], Any]) -> None:
-    original = train._Trainer._decide
-
-    def decide(self: Any) -> None:
-        if self.session.counts.decisions == number:
-            happens()
-        original(self)
-
-    monkeypatch.setattr(train._Trainer, "_decide", decide)
+from tests.runs import ALWAYS, assert_same, at_decision, contents, experiment, go
 
 
 def whole(run: Run) -> bool:
@@ -53,7 +40,7 @@ def test_wherever_writing_fails_the_folder_stays_whole(
     kind: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every flush to disk of a run fails once, each time in a run that then goes on."""
-    small = {"checkpoint_minutes": 0.0}
+    small = {"checkpoint_minutes": ALWAYS}
     reference = go(tmp_path / "reference", experiment(env_steps=34), **small)
     folder, real = tmp_path / "run", os.fsync
     said = {errno.ENOSPC: "the disk is full", errno.EROFS: "no permission to write"}[kind]
@@ -69,7 +56,7 @@ def test_wherever_writing_fails_the_folder_stays_whole(
 
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", fsync)
-            with pytest.raises(Fault, match=rf"{said}.*The run folder is whole"):
+            with pytest.raises(Fault, match=rf"{said}.*The run folder is intact"):
                 go(folder, experiment(env_steps=34), **small)
         assert not list(folder.rglob("*.part"))
     assert_same(reference, go(folder, experiment(env_steps=34), **small))
@@ -88,7 +75,7 @@ def test_the_command_tells_a_full_disk_from_a_mistake(
     assert stopped.value.code == 1
     error = capsys.readouterr().err
     assert error.startswith("kstep: the disk is full")
-    assert "Make room and repeat the command. The run folder is whole" in error
+    assert "Free some space and rerun the command. The run folder is intact" in error
 
 
 def no_memory_for_torch() -> None:
@@ -107,7 +94,7 @@ def test_no_memory_is_told_and_nothing_is_lost(
     with monkeypatch.context() as patch:
         at_decision(patch, 40, happens)
         with pytest.raises(Fault, match=r"out of memory.*checkpoint is at 40 env steps"):
-            go(tmp_path / "run", experiment(env_steps=50), checkpoint_minutes=0)
+            go(tmp_path / "run", experiment(env_steps=50), checkpoint_minutes=ALWAYS)
     assert_same(reference, go(tmp_path / "run", experiment(env_steps=50)))
 
 
@@ -117,7 +104,7 @@ def test_what_is_no_fault_of_the_surroundings_keeps_its_traceback(
     def mistake() -> None:
         raise RuntimeError("a mistake of ours")
 
-    assert faults.explain(RuntimeError("a mistake of ours")) is None
+    assert errors.explain(RuntimeError("a mistake of ours")) is None
     at_decision(monkeypatch, 3, mistake)
     with pytest.raises(RuntimeError, match="a mistake of ours"):
         go(tmp_path / "run", experiment(env_steps=50))
@@ -291,6 +278,6 @@ def test_an_environment_that_breaks_in_mid_run_loses_nothing(
 
         patch.setattr(ToyEnv, "_simulate", simulate)
         with pytest.raises(KstepError, match="toy_reach gave a reward of nan"):
-            go(tmp_path / "run", experiment(env_steps=50), checkpoint_minutes=0)
+            go(tmp_path / "run", experiment(env_steps=50), checkpoint_minutes=ALWAYS)
     assert contents(tmp_path / "run")
     assert_same(reference, go(tmp_path / "run", experiment(env_steps=50), StringIO()))

@@ -127,15 +127,19 @@ def test_the_same_environment_put_right_trains(method: str, tmp_path: Path) -> N
 
 
 def test_k_longer_than_an_episode(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    wish = ["--set", "method.auxiliary.k=31"]
-    error = refused(capsys, tmp_path, "ksl", f"gym:{_id('')}", *wish)
-    assert "sequences of 31 decisions, but episodes of gym:Custom-v0 have 30" in error
+    longer = ["--set", "method.auxiliary.k=31"]
+    error = refused(capsys, tmp_path, "ksl", f"gym:{_id('')}", *longer)
+    assert "sequences of 31 decisions, but episodes have 30" in error
 
 
 @pytest.mark.parametrize(
     ("method", "overrides", "message"),
     [
-        ("ksl", ["method.learning.batch_size=2000"], "replay_capacity=1000 is smaller than"),
+        (
+            "ksl",
+            ["method.learning.batch_size=2000"],
+            "replay_capacity=1000 must be at least .*=2000",
+        ),
         ("ksl", ["env.observation=state"], "env.observation cannot be set"),
         ("sac_state", ["env.observation=pixels"], "env.observation cannot be set"),
     ],

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from kstep.auxiliary.autoencoder import Autoencoder, AutoencoderConfig
 from kstep.auxiliary.base import AuxiliaryConfig, Shapes
-from kstep.nets.base import EncoderConfig
 from kstep.nets.decoder import Decoder
-from kstep.nets.encoder import PixelEncoder
+from kstep.nets.encoder import PixelEncoder, PixelEncoderConfig
 from kstep.types import KstepError, SequenceBatch
+from kstep.values import check
 
 PAPER = (2, 1, 1, 1)
 COMPACT = (2, 2, 1, 1)
@@ -27,7 +27,7 @@ def decoder_for(
     colours: int = 3,
     stack: int = 3,
 ) -> tuple[PixelEncoder, Decoder]:
-    config = EncoderConfig(strides=strides, channels=channels)
+    config = PixelEncoderConfig(strides=strides, channels=channels)
     encoder = PixelEncoder(config, (*size, colours), stack)
     decoder = Decoder(encoder.latent_dim, encoder.map_shapes, (stack, *size, colours))
     return encoder, decoder
@@ -36,7 +36,8 @@ def decoder_for(
 def small(config: AutoencoderConfig = DEFAULT, seed: int = 0) -> tuple[Autoencoder, PixelEncoder]:
     """The task on two stacked 12x12 frames, and an encoder that fits."""
     torch.manual_seed(seed)
-    encoder = PixelEncoder(EncoderConfig(strides=(2, 1), channels=16, latent_dim=5), (12, 12, 3), 2)
+    shape = PixelEncoderConfig(strides=(2, 1), channels=16, latent_dim=5)
+    encoder = PixelEncoder(shape, (12, 12, 3), 2)
     task = config.build(
         Shapes(
             latent_dim=5,
@@ -63,6 +64,7 @@ def batch(observation: Tensor) -> SequenceBatch:
         action=torch.zeros(number, 1, 1),
         reward=torch.zeros(number, 1),
         bootstrap=torch.ones(number, 1),
+        second_view=observation,
     )
 
 
@@ -193,8 +195,8 @@ def test_other_numbers_of_bits(bits: int) -> None:
 
 @pytest.mark.parametrize("bits", [0, 9])
 def test_bits_that_no_pixel_has_are_refused(bits: int) -> None:
-    with pytest.raises(KstepError, match=f"not {bits}"):
-        small(AutoencoderConfig(bits=bits))
+    with pytest.raises(KstepError, match=f"bits must be at .*, not {bits}"):
+        check(AutoencoderConfig(bits=bits))
 
 
 def test_a_state_vector_is_refused() -> None:
@@ -302,7 +304,7 @@ def test_noise_is_the_runs_own_and_leaves_the_global_generator_alone() -> None:
 def test_what_the_task_tells_the_agent() -> None:
     config = AutoencoderConfig()
     task, _ = small(replace(config, decoder_weight_decay=2e-7))
-    assert (task.horizon, task.sees, task.second_view) == (0, "latent", False)
+    assert (config.horizon, config.second_view, task.sees) == (0, False, "latent")
     assert task.learned() == {"decoder": task.decoder}
     assert task.weight_decays() == {"decoder": 2e-7}
     assert {name.split(".")[0] for name, _ in task.named_parameters()} == {"decoder"}

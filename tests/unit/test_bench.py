@@ -155,10 +155,10 @@ def test_measuring_changes_nothing() -> None:
 
 def test_one_agent_serves_both_backends() -> None:
     agent = Steps(QUICK).agent(KSL)
-    steps.use(agent, "native")
-    assert type(agent.encoder) is type(agent.slow_encoder) is NativeEncoder
-    steps.use(agent, "torch")
-    assert type(agent.encoder) is type(agent.slow_encoder) is PixelEncoder
+    expected = {"native": NativeEncoder, "torch": PixelEncoder}
+    for backend in backends():
+        steps.use(agent, backend)
+        assert type(agent.encoder) is type(agent.slow_encoder) is expected[backend]
 
 
 def test_a_line_is_a_line() -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from kstep.auxiliary.base import Shapes
 from kstep.auxiliary.ceb import CEB, CEBConfig, GaussianHead, log_density
 from kstep.types import KstepError, SequenceBatch
+from kstep.values import check
 
 B, LATENT, ACTION = 7, 5, 2
 SMALL = CEBConfig(hidden=8)
@@ -30,11 +31,13 @@ def task(config: CEBConfig = SMALL) -> CEB:
 def batch(config: CEBConfig = SMALL) -> SequenceBatch:
     generator = torch.Generator().manual_seed(1)
     steps = config.future + 1
+    observation = torch.randn(B, steps + 1, 1, LATENT, generator=generator)
     return SequenceBatch(
-        observation=torch.randn(B, steps + 1, 1, LATENT, generator=generator),
+        observation=observation,
         action=torch.rand(B, steps, ACTION, generator=generator) * 2 - 1,
         reward=torch.rand(B, steps, generator=generator),
         bootstrap=torch.ones(B, steps),
+        second_view=observation[:, 0],
     )
 
 
@@ -187,11 +190,11 @@ def test_order_of_actions_and_samples_matters() -> None:
 def test_future_sets_horizon_and_inputs() -> None:
     config = replace(SMALL, future=2)
     ceb = task(config)
-    assert ceb.horizon == 3
-    assert task().horizon == 4
+    assert config.horizon == 3
+    assert SMALL.horizon == 4
     assert value(ceb, batch(config)) == value(ceb, batch(config))
-    with pytest.raises(KstepError, match="future"):
-        CEB(replace(SMALL, future=0), LATENT, ACTION)
+    with pytest.raises(KstepError, match="future must be at least 1"):
+        check(replace(SMALL, future=0))
 
 
 def test_gradients_reach_encoder_and_heads_but_not_the_backward_encoder() -> None:
@@ -258,7 +261,8 @@ def test_build() -> None:
     shapes = Shapes(LATENT, (3, 3, 4), ACTION, (3, 9, 9, 3), ema_rate=0.01)
     built = CEBConfig().build(shapes)
     assert isinstance(built, CEB)
-    assert (built.horizon, built.sees, built.slow_encoder_rate) == (4, "latent", 0.05)
+    assert (built.sees, built.slow_encoder_rate) == ("latent", 0.05)
+    assert CEBConfig().shares_windows
     assert built.forward_head[0].in_features == LATENT + 3 * ACTION
     assert built.backward_head[0].in_features == LATENT + 3
     assert CEBConfig().shrunk() == CEBConfig(hidden=16)

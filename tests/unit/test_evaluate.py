@@ -11,8 +11,8 @@ import pytest
 from kstep import envs
 from kstep.agent import Agent
 from kstep.envs import ControlEnv, EnvConfig, close_lanes, make_lanes, spec_of
-from kstep.run.evaluate import evaluate
 from kstep.rng import Streams
+from kstep.run.evaluate import evaluate
 from tests.make import tiny
 
 

@@ -30,8 +30,8 @@ from kstep.config import resolve
 from kstep.native import Shape, Unavailable, choice, library
 from kstep.native.choice import Trial
 from kstep.native.library import Library, plain
-from kstep.nets.base import EncoderConfig
-from kstep.nets.encoder import PixelEncoder
+from kstep.nets.backends import NativeEncoder, native_shape
+from kstep.nets.encoder import PixelEncoder, PixelEncoderConfig
 from kstep.optimizers import slow_copy
 from kstep.rng import Streams
 from kstep.run import train
@@ -263,9 +263,9 @@ def test_a_batch_of_several_chunks_per_group_agrees_with_torch(each: Library) ->
 def encoders(**options: Any) -> tuple[PixelEncoder, PixelEncoder]:
     """The same weights behind both backends."""
     torch.manual_seed(0)
-    config = EncoderConfig(init="default", **options)
-    ours = PixelEncoder(config, (40, 40, 3), 3, "native")
-    theirs = PixelEncoder(config, (40, 40, 3), 3)
+    config = PixelEncoderConfig(init="default", **options)
+    ours = config.build((40, 40, 3), 3, "native")
+    theirs = config.build((40, 40, 3), 3)
     theirs.load_state_dict(ours.state_dict())
     return ours, theirs
 
@@ -273,7 +273,7 @@ def encoders(**options: Any) -> tuple[PixelEncoder, PixelEncoder]:
 def native_features(net: PixelEncoder, images: Tensor) -> Tensor:
     layers: Any = net.convolutions
     weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
-    return native.features(images, net.strides, weights, biases)
+    return native.features(images, net.config.strides, weights, biases)
 
 
 def stacks(number: int, size: int = 40) -> Tensor:
@@ -459,7 +459,7 @@ def test_views_of_a_larger_batch(kernels: Library) -> None:
 def test_a_slow_copy_is_native_and_has_no_gradient(kernels: Library) -> None:
     ours, _ = encoders()
     slow = slow_copy(ours)
-    assert slow.backend == "native"
+    assert type(slow) is NativeEncoder
     features = slow.features(stacks(2))
     assert not features.requires_grad
     assert torch.equal(features, ours.features(stacks(2)).detach())
@@ -517,11 +517,9 @@ def test_other_types_go_through_torch(kernels: Library) -> None:
 def test_encoders_without_kernels_are_refused_or_left_to_torch(
     options: Any, stack: int, reason: str
 ) -> None:
-    config = EncoderConfig(**options)
+    config = PixelEncoderConfig(**options)
     with pytest.raises(Unavailable, match=reason):
-        PixelEncoder(config, (40, 40, 3), stack, "native")
-    from kstep.nets.encoder import native_shape
-
+        config.build((40, 40, 3), stack, "native")
     shape = native_shape(config, (40, 40, 3), stack)
     assert native.choose("auto", shape).backend == "torch"
     with pytest.raises(Unavailable, match=reason):
@@ -787,9 +785,8 @@ def pixels(**changes: Any) -> Any:
     """A tiny experiment whose encoder has native kernels."""
     overrides = [
         "method.encoder.channels=32",
-        "method.learning.initial_steps=30",
+        "method.learning.initial_decisions=30",
         "method.learning.batch_size=4",
-        "method.sequence_rule=any",
     ]
     small = resolve("ksl", "toy_reach", preset="debug", env_steps=45, overrides=overrides)
     return replace(small, **changes)
@@ -802,7 +799,7 @@ def test_learning_steps_agree_with_torch(kernels: Library) -> None:
     for backend in ("torch", "native"):
         agent = Agent(experiment.method, spec, Streams(3), "cpu", backend)  # type: ignore[arg-type]
         replay = filled_replay(spec, experiment.method.stack)
-        losses[backend] = [float(agent.update(replay)["critic/loss"]) for _ in range(4)]
+        losses[backend] = [float(agent.update(replay).metrics["critic/loss"]) for _ in range(4)]
     assert losses["native"] == pytest.approx(losses["torch"], rel=1e-2)
 
 

@@ -8,22 +8,22 @@ import numpy as np
 import pytest
 import torch
 
-from kstep.nets.base import EncoderConfig
-from kstep.nets.encoder import PixelEncoder
-from kstep.nets.heads import Actor, SquashedGaussian, log_tanh_derivative
+from kstep.nets.encoder import PixelEncoder, PixelEncoderConfig
+from kstep.nets.heads import Actor, SquashedGaussian
 from kstep.nets.init import initialize
 from kstep.types import KstepError
+from tests.authors.seams import Noise
 from tests.make import paper_agent
 
 
 def encoder(**options: object) -> PixelEncoder:
-    return PixelEncoder(EncoderConfig(**options), (84, 84, 3), 3)  # type: ignore[arg-type]
+    return PixelEncoder(PixelEncoderConfig(**options), (84, 84, 3), 3)  # type: ignore[arg-type]
 
 
 def test_the_encoder_has_the_papers_size() -> None:
     net = encoder()
     assert sum(p.numel() for p in net.parameters()) == 1_990_518
-    assert net.feature_dim == 32 * 35 * 35
+    assert net.feature_shape == (35, 35, 32)
     assert net(torch.zeros(2, 3, 84, 84, 3, dtype=torch.uint8)).shape == (2, 50)
 
 
@@ -38,7 +38,7 @@ def test_the_compact_encoder_does_less_than_a_third_of_the_arithmetic() -> None:
 
     assert products((2, 1, 1, 1)) == pytest.approx(44.24e6, rel=1e-3)
     assert products((2, 2, 1, 1)) / products((2, 1, 1, 1)) < 1 / 3
-    assert encoder(strides=(2, 2, 1, 1)).feature_dim == 32 * 16 * 16
+    assert encoder(strides=(2, 2, 1, 1)).feature_shape == (16, 16, 32)
 
 
 def test_features_equal_a_plain_convolution_stack() -> None:
@@ -101,25 +101,42 @@ def test_orthogonal_convolutions_use_the_flattened_kernel() -> None:
 
 def test_frames_too_small_for_the_encoder_are_refused() -> None:
     with pytest.raises(KstepError, match="8x8 are too small"):
-        PixelEncoder(EncoderConfig(), (8, 8, 3), 3)
+        PixelEncoder(PixelEncoderConfig(), (8, 8, 3), 3)
+
+
+def log_probability(
+    policy: SquashedGaussian, unsquashed: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The policy's own action and log-probability where its draw gives `unsquashed`."""
+    noise = Noise()
+    noise.normal.append((unsquashed - policy.mean) / policy.log_std.exp())
+    with noise:
+        return policy.sample(torch.Generator())
 
 
 def test_log_probability_agrees_with_the_formula_of_the_other_code_bases() -> None:
-    u = torch.linspace(-2, 2, 81)
-    approximate = torch.log(1 - torch.tanh(u).square() + 1e-6)
-    assert torch.allclose(log_tanh_derivative(u), approximate, atol=1e-4)
-    far = log_tanh_derivative(torch.tensor([50.0, -50.0]))
-    assert torch.isfinite(far).all()
+    u = torch.linspace(-2, 2, 81)[:, None]
+    wide = torch.zeros_like(u)
+    _, exact = log_probability(SquashedGaussian(wide, wide), u)
+    _, approximate = log_probability(SquashedGaussian(wide, wide, exact=False), u)
+    assert torch.allclose(exact, approximate, atol=1e-4)
+    assert not torch.equal(exact, approximate)
+    gaussian = -0.5 * u.square() - 0.5 * math.log(2 * math.pi)
+    by_hand = gaussian - torch.log(1 - torch.tanh(u).square() + 1e-6)
+    assert torch.allclose(approximate, by_hand.squeeze(1), atol=1e-6)
+    far = torch.tensor([[50.0], [-50.0]])
+    _, exact = log_probability(SquashedGaussian(far, torch.zeros_like(far)), far)
+    assert torch.isfinite(exact).all()
 
 
 def test_log_probability_integrates_to_one() -> None:
     """The density of tanh(u) over actions in (-1, 1), by quadrature."""
-    actions = torch.linspace(-0.999999, 0.999999, 200_001, dtype=torch.float64)
-    u = torch.atanh(actions)
-    mean, log_std = 0.3, math.log(0.7)
-    gaussian = -0.5 * ((u - mean) / 0.7) ** 2 - log_std - 0.5 * math.log(2 * math.pi)
-    density = (gaussian - log_tanh_derivative(u)).exp()
-    assert torch.trapezoid(density, actions).item() == pytest.approx(1.0, abs=1e-4)
+    actions = torch.linspace(-0.999999, 0.999999, 200_001, dtype=torch.float64)[:, None]
+    policy = SquashedGaussian(torch.full_like(actions, 0.3), torch.full_like(actions, -0.4))
+    again, log_prob = log_probability(policy, torch.atanh(actions))
+    assert torch.allclose(again, actions)
+    total = torch.trapezoid(log_prob.exp(), actions.squeeze(1))
+    assert total.item() == pytest.approx(1.0, abs=1e-4)
 
 
 def test_samples_follow_the_distribution() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from kstep.run import saved_encoders
+from kstep.run import folder, saved_encoders
 from kstep.run.folder import FORMAT, Run, RunFolder
 from kstep.sweep import cost
 from kstep.sweep import plan as planning
@@ -110,7 +110,7 @@ def test_variants_of_a_sweeps_methods_can_be_named() -> None:
     with pytest.raises(KstepError, match="has no method 'ksl-results'"):
         plan(read("generalization"), methods=["ksl-results"])
     # A setting that the others do not take leaves them out.
-    single = ("method.learning.one_optimizer=true",)
+    single = ("method.auxiliary.one_optimizer=true",)
     group = replace(sweep.groups[0], methods=("ksl",), set=single)
     assert planning.with_variants(replace(sweep, groups=(group,))).groups == (group,)
 
@@ -388,7 +388,7 @@ def many(folder: Path, runs: int) -> list[RunSpec]:
     return plan(read(str(file)), folder / str(runs))
 
 
-def counted(monkeypatch: pytest.MonkeyPatch, module: object, *names: str) -> Counter[str]:
+def counted(monkeypatch: pytest.MonkeyPatch, **owners: object) -> Counter[str]:
     """Count the calls of functions that cost something: reading a file, making a configuration."""
     calls: Counter[str] = Counter()
 
@@ -399,18 +399,22 @@ def counted(monkeypatch: pytest.MonkeyPatch, module: object, *names: str) -> Cou
 
         return call
 
-    for name in names:
-        monkeypatch.setattr(module, name, counting(name, getattr(module, name)))
+    for name, owner in owners.items():
+        monkeypatch.setattr(owner, name, counting(name, getattr(owner, name)))
     return calls
 
 
 def test_ten_thousand_runs_are_planned_and_read_with_linear_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reads = ("identity", "reached", "last_problem", "is_locked", "is_done", "attempts")
-    made = ("resolve", "digest")
-    calls = [counted(monkeypatch, planning, *made), counted(monkeypatch, cost, "resolve")]
-    calls.append(counted(monkeypatch, RunFolder, *reads))
+    reads = {
+        **dict.fromkeys(("read_json", "json_lines", "last_json_line"), folder),
+        **dict.fromkeys(("is_locked", "checkpointed"), RunFolder),
+    }
+    calls = [
+        counted(monkeypatch, resolve=planning, digest=planning, **reads),
+        counted(monkeypatch, resolve=cost),
+    ]
     work = {}
     for runs in (1_000, 10_000):
         for counts in calls:
@@ -430,8 +434,7 @@ def test_ten_thousand_runs_are_planned_and_read_with_linear_work(
     found = count(statuses)
     assert (found["done"], found["partly"], found["missing"]) == (2_500, 2_500, 5_000)
     few, most = work[1_000], work[10_000]
-    # Configurations are made once per cell; a run costs one digest and at most six questions to
-    # its folder.
+    # Configurations are made once per cell; a run costs one digest and at most six small reads.
     assert few["resolve"] == most["resolve"] <= 20
     assert most["digest"] - 10_000 == few["digest"] - 1_000 <= 20
     assert {name: most[name] for name in reads} == {name: 10 * few[name] for name in reads}
@@ -444,7 +447,7 @@ def test_ten_thousand_runs_go_through_the_queue_with_linear_work(
     """The local queue and its bookkeeping, with runs that take no time."""
     from kstep.sweep import engines, watch
 
-    calls = counted(monkeypatch, planning, "status")
+    calls = counted(monkeypatch, status=planning)
     monkeypatch.setattr(engines, "execute", lambda *_: engines.Outcome("done"))
     for runs in (1_000, 10_000):
         calls.clear()

@@ -89,6 +89,16 @@ class AuxiliaryConfig(Family):
                 "with method.auxiliary.one_optimizer the encoder has one learning rate: "
                 "double_step and encoder_learning_rate have no meaning"
             )
+        if self.one_optimizer and method.learning.critic_trains != "all":
+            raise KstepError(
+                "method.auxiliary.one_optimizer steps what the critic's loss trains: it needs "
+                "method.learning.critic_trains=all"
+            )
+        if self.shares_windows and method.core.critic_views > 1:
+            raise KstepError(
+                f"the critic and the auxiliary task of '{method.name}' see the same views: "
+                "method.core.critic_views must be 1"
+            )
 
     def check_episodes(self, method: Method, spec: EnvSpec) -> None:
         """Refuse an environment whose episodes are too short for the task."""

@@ -76,6 +76,10 @@ class SACConfig(CoreConfig):
             raise KstepError(
                 "method.core.actor_latent=reused needs method.core.actor_encoder=share_all"
             )
+        if self.actor_latent == "reused" and method.observation != "pixels":
+            raise KstepError(
+                "a state vector is its own latent, which nothing moves: actor_latent=fresh"
+            )
         if self.actor_encoder != "share_all" and method.observation != "pixels":
             raise KstepError("a state vector has no convolutions to share: actor_encoder=share_all")
 

@@ -135,7 +135,9 @@ def check(run: Run, here: Provenance, allowed: Allowed) -> None:
             "and analyzed, but not resumed. Choose another --folder"
         )
     if exists(run):
-        here.refuse_other(Provenance(**newest(run, with_replay=False)[1]["provenance"]), allowed)
+        state = newest(run, with_replay=False)[1]
+        here.refuse_other(Provenance(**state["provenance"]), allowed)
+        _check_logs(run, state)
 
 
 def begin(run: Run) -> None:
@@ -159,12 +161,16 @@ def exists(run: Run) -> bool:
     return False
 
 
-def check_logs(run: Run) -> None:
-    """Raise if a log was changed since the newest checkpoint was written."""
+def reached(run: Run) -> int:
+    """Return the env_steps of the newest intact checkpoint.
+
+    Raises if a log was changed since it was written: a run that is done must not vouch for it.
+    """
+    state = newest(run, with_replay=False)[1]
     if not run.is_legacy:
-        positions = _positions(newest(run, with_replay=False)[1])
-        before(run.metrics_file, positions.metrics)
-        before(run.evaluations_file, positions.evaluations)
+        _check_logs(run, state)
+    env_steps: int = state["counts"]["env_steps"]
+    return env_steps
 
 
 def describe(run: Run) -> str:
@@ -256,6 +262,12 @@ def _read_state(folder: Path) -> dict[str, Any]:
 
 def _checksum(state: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
+
+
+def _check_logs(run: Run, state: dict[str, Any]) -> None:
+    positions = _positions(state)
+    before(run.metrics_file, positions.metrics)
+    before(run.evaluations_file, positions.evaluations)
 
 
 def _positions(state: dict[str, Any]) -> Positions:

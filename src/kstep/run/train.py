@@ -58,8 +58,8 @@ def train(run: Run, runtime: Runtime, console: Console | None = None) -> None:
     console = console or Console(soft_wrap=True)
     experiment = run.experiment
     values.check(runtime)
-    if run.is_done(experiment.env_steps):
-        checkpoint.check_logs(run)  # a run that is done must not vouch for logs that were changed
+    # By the names in its folder, and then by what of it can still be read.
+    if run.is_done(experiment.env_steps) and checkpoint.reached(run) >= experiment.env_steps:
         say(console, f"nothing to do: the run is at {run.reached():,} env steps")
         return
     rendering = envs.rendering(experiment.env)
