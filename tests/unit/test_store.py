@@ -111,7 +111,7 @@ def test_both_phases_of_a_method_are_in_the_table(tmp_path: Path) -> None:
     frame = store.read(tmp_path / "all.parquet")
     budget = resolve("proto_rl", "toy_reach", preset="debug").env_steps
     assert set(frame["method"]) == {"proto_rl"}
-    assert set(frame["flavour"]) == {f"{budget // 2}/{budget // 2}"}
+    assert set(frame["variant"]) == {f"{budget // 2}/{budget // 2}"}
 
 
 def test_damaged_runs_are_named_and_left_out(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from tyro.conf import OmitArgPrefixes, Positional
+from tyro.conf import Positional
 
 from kstep.analysis.options import Request
 from kstep.values import Count, Positive
@@ -36,15 +36,13 @@ class EvaluationSet:
 
 
 @dataclass(frozen=True)
-class Analyze:
+class Analyze(Request):
     """Ask what encoders learned: tables as CSV, figures as PNG.
 
     Example: kstep analyze reward-mse runs/walker_walk/*/seed* --on sets/walker_walk
     """
 
-    analysis: OmitArgPrefixes[Request]
-
     def __call__(self) -> None:
         from kstep.report import analyze
 
-        print(*analyze.run(self.analysis), sep="\n")
+        print(*analyze.run(self), sep="\n")

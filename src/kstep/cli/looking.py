@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from tyro.conf import OmitArgPrefixes, Positional
+from tyro.conf import Positional
 
 from kstep import names
 from kstep.bench.options import Options
@@ -64,16 +64,14 @@ class Doctor:
 
 
 @dataclass(frozen=True)
-class Bench:
+class Bench(Options):
     """Measure speed and memory in one interleaved run: tables, a JSON file and a figure.
 
     Leave the machine idle meanwhile; about ten minutes on two cores. Example: kstep bench
     """
 
-    bench: OmitArgPrefixes[Options] = field(default_factory=Options)
-
     def __call__(self) -> None:
         from kstep.bench.measure import bench
         from kstep.run.progress import terminal
 
-        bench(self.bench, terminal(120))
+        bench(self, terminal(120))

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from tyro.conf import OmitArgPrefixes, Positional
+from tyro.conf import Positional
 
-from kstep.sweep.options import Resources, Selection
+from kstep.sweep.options import SweepRequest
 from kstep.values import Count, Positive
 
 
 @dataclass(frozen=True)
-class Sweep:
+class Sweep(SweepRequest):
     """Run one of the paper's experiments, or your own. The same command resumes it.
 
     Example: kstep sweep main --scale cpu --tasks cartpole_swingup --seeds 1-3 --plan
     """
 
-    selection: OmitArgPrefixes[Selection]
-    plan: bool = False
-    """Show the grid, what is done, what is missing and what it will take; start nothing."""
-    resources: OmitArgPrefixes[Resources] = field(default_factory=Resources)
-
     def __call__(self) -> None:
         from kstep.sweep.command import run_sweep
 
-        run_sweep(self.selection, self.resources, only_plan=self.plan)
+        run_sweep(self)
 
 
 @dataclass(frozen=True)

@@ -16,20 +16,19 @@ from kstep.values import Count, Positive
 
 
 @dataclass(frozen=True)
-class Train:
+class Train(RunRequest):
     """Train an agent. The same command resumes a run that was stopped.
 
     Example: kstep train ksl cartpole_swingup --preset cpu --seed 1
     """
 
-    run: OmitArgPrefixes[RunRequest]
     runtime: OmitArgPrefixes[Runtime] = field(default_factory=Runtime)
 
     def __call__(self) -> None:
-        names.check_method(self.run.method)
+        names.check_method(self.method)
         from kstep.run.start import start
 
-        start(self.run, self.runtime)
+        start(self, self.runtime)
 
 
 @dataclass(frozen=True)

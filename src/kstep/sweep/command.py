@@ -14,29 +14,29 @@ from kstep.native import expected
 from kstep.run.progress import say
 from kstep.sweep import engines, experiments, plan, watch
 from kstep.sweep.engines import Engine, Slot
-from kstep.sweep.options import Resources, Selection
+from kstep.sweep.options import SweepRequest
 from kstep.sweep.plan import RunSpec
 
 
-def run_sweep(selection: Selection, resources: Resources, *, only_plan: bool = False) -> None:
-    """Execute every run of the selection that is not done; raise if one of them failed."""
+def run_sweep(request: SweepRequest) -> None:
+    """Execute every requested run that is not done; raise if one of them failed."""
     console = Console()
-    sweep = experiments.read(selection.experiment, selection.scale)
-    seeds = experiments.seeds(selection.seeds) if selection.seeds else ()
+    sweep = experiments.read(request.experiment, request.scale)
+    seeds = experiments.seeds(request.seeds) if request.seeds else ()
 
     def planned() -> list[RunSpec]:
-        tasks, methods = selection.tasks, selection.methods
-        return plan.plan(sweep, selection.runs, tasks=tasks, methods=methods, seeds=seeds)
+        tasks, methods = request.tasks, request.methods
+        return plan.plan(sweep, request.runs, tasks=tasks, methods=methods, seeds=seeds)
 
     specs = planned()
     cores = len(os.sched_getaffinity(0))
-    backend = expected(resources.encoder_backend, resources.device)
+    backend = expected(request.encoder_backend, request.device)
     watch.show_plan(sweep, specs, [plan.status(s) for s in specs], console, cores, backend)
-    if only_plan:
+    if request.plan:
         return
-    engine, slot = _engine(resources, specs, sweep.alone, console)
+    engine, slot = _engine(request, specs, sweep.alone, console)
     try:
-        outcomes = watch.conduct_in_stages(engine, planned, slot, resources.retries, console)
+        outcomes = watch.conduct_in_stages(engine, planned, slot, request.retries, console)
     except KeyboardInterrupt:
         raise Stopped(
             "stopped; every run wrote a checkpoint. Rerun the command to resume", signal.SIGINT
@@ -48,25 +48,25 @@ def run_sweep(selection: Selection, resources: Resources, *, only_plan: bool = F
 
 
 def _engine(
-    resources: Resources, specs: Sequence[RunSpec], alone: bool, console: Console
+    request: SweepRequest, specs: Sequence[RunSpec], alone: bool, console: Console
 ) -> tuple[Engine, Slot]:
-    here = resources.engine == "local"
+    here = request.engine == "local"
     workers, slot = engines.divide(
         specs,
-        workers=resources.workers,
-        threads=resources.threads if here else resources.threads or 1,
-        device=resources.device,
+        workers=request.workers,
+        threads=request.threads if here else request.threads or 1,
+        device=request.device,
         alone=alone,
         memory_gb=None if here else float("inf"),
     )
     slot = replace(
         slot,
-        checkpoint_minutes=resources.checkpoint_minutes,
-        encoder_backend=resources.encoder_backend,
+        checkpoint_minutes=request.checkpoint_minutes,
+        encoder_backend=request.encoder_backend,
     )
-    if resources.engine == "ray":
-        return engines.Ray(resources.address), slot
-    if resources.engine == "slurm":
-        return engines.Slurm(resources.partition, int(60 * resources.hours)), slot
+    if request.engine == "ray":
+        return engines.Ray(request.address), slot
+    if request.engine == "slurm":
+        return engines.Slurm(request.partition, int(60 * request.hours)), slot
     say(console, f"{workers} runs at once, {slot.threads} threads each")
     return engines.Local(workers), slot

@@ -14,8 +14,8 @@ from kstep.values import Count, Positive
 
 
 @dataclass(frozen=True)
-class Selection:
-    """Which runs of the experiment."""
+class SweepRequest:
+    """Which runs, and what executes them."""
 
     experiment: Positional[str]
     """An experiment (kstep list experiments) or a .toml file of the same form."""
@@ -28,14 +28,10 @@ class Selection:
     drq-original."""
     seeds: str = ""
     """Only these seeds, such as 1-3 or 1,2,7."""
+    plan: bool = False
+    """Show the grid, what is done, what is missing and what it will take; start nothing."""
     runs: Path = Path("runs")
     """Where run folders are kept; for ray and slurm, on storage that every node sees."""
-
-
-@dataclass(frozen=True)
-class Resources:
-    """What executes the runs."""
-
     engine: Literal["local", "ray", "slurm"] = "local"
     """This machine; a Ray cluster (extra ray); Slurm (extra slurm)."""
     workers: Positive | None = None
