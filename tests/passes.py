@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from torch import Tensor, nn
@@ -44,6 +45,7 @@ def counting(encoders: Iterable[nn.Module]) -> Iterator[Passes]:
             hook.remove()
 
 
+@cache
 def per_update(method: str, *overrides: str, phase: int = 0) -> tuple[float, float]:
     """Mean passes forward and backward per learning step of a method, in units of one batch."""
     agent, replay = agent_and_replay(method, *overrides)

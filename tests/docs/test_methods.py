@@ -15,12 +15,10 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import fields
-from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from torch import Tensor
 
 from kstep import cli
 from kstep.agent import Agent
@@ -28,7 +26,6 @@ from kstep.auxiliary.base import AuxiliaryConfig
 from kstep.config import resolve
 from kstep.methods import METHODS
 from kstep.methods.ablations import ABLATIONS
-from kstep.nets.base import Encoder
 from kstep.rng import Streams
 from kstep.run import train
 from kstep.run.health import Health
@@ -36,6 +33,7 @@ from kstep.types import EnvSpec, KstepError
 from kstep.values import difference
 from tests.docs.test_decisions import KEY, NAMES, TASK, Table, assert_live, live, tables
 from tests.make import agent_and_replay
+from tests.passes import per_update
 
 TEXTS = {
     path.stem: path.read_text()
@@ -307,40 +305,6 @@ def test_networks_have_the_sizes_in_the_table() -> None:
             assert int(row[column].replace(",", "")) == sizes[row[0]], (method, row[0])
 
 
-def count_passes(encoder: Encoder, count: dict[str, int]) -> None:
-    """Count every image that goes through `encoder`, forward and backward."""
-    features = encoder.features
-
-    def counting(observation: Tensor) -> Tensor:
-        def backward(gradient: Tensor) -> None:
-            count["backward"] += len(observation)
-
-        count["forward"] += len(observation)
-        output = features(observation)
-        if output.requires_grad:
-            output.register_hook(backward)
-        return output
-
-    encoder.features = counting  # type: ignore[method-assign]
-
-
-@cache
-def passes(method: str, phase: int = 0) -> tuple[float, float]:
-    """Forward and backward passes over one batch per update, on average."""
-    agent, replay = agent_and_replay(method)
-    if phase > 0:
-        agent.begin_task()
-    count = {"forward": 0, "backward": 0}
-    for encoder in {agent.encoder, agent.slow_encoder, agent.auxiliary_slow_encoder}:
-        count_passes(encoder, count)
-    auxiliary = agent.method.auxiliary
-    updates = 2 * agent.method.core.actor_every * (auxiliary.every if auxiliary is not None else 1)
-    for _ in range(updates):
-        agent.update(replay)
-    batches = updates * agent.method.learning.batch_size
-    return count["forward"] / batches, count["backward"] / batches
-
-
 def costs() -> Iterator[tuple[str, str, str, str]]:
     for page in PAGES:
         for table in columns(page, "method"):
@@ -350,12 +314,12 @@ def costs() -> Iterator[tuple[str, str, str, str]]:
 
 @pytest.mark.parametrize(("page", "method", "forward", "backward"), [*costs()])
 def test_encoder_passes_are_as_stated(page: str, method: str, forward: str, backward: str) -> None:
-    assert passes(method) == (float(forward), float(backward))
+    assert per_update(method) == (float(forward), float(backward))
 
 
 def test_the_second_phase_costs_what_its_page_says() -> None:
     assert "phase only the first 2 are left" in PAGES["proto_rl"]
-    assert passes("proto_rl", phase=1) == (2, 0)
+    assert per_update("proto_rl", phase=1) == (2, 0)
 
 
 def index_row(method: str) -> list[str]:
@@ -370,7 +334,7 @@ def index_row(method: str) -> list[str]:
             learns = "critic, auxiliary"
         if declared.learning.critic_trains == "head":
             learns = "auxiliary"
-        cost = " + ".join(f"{number:g}" for number in passes(method))
+        cost = " + ".join(f"{number:g}" for number in per_update(method))
     pixels = declared.observation == "pixels"
     seen = f"{declared.encoder.image_size} px" if pixels else "state"
     return [

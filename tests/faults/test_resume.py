@@ -11,16 +11,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
+import torch
 
 from kstep import envs
-from kstep.files import write_json
-from kstep.run import checkpoint, provenance, system, train
+from kstep.config import Experiment
+from kstep.files import sha256, write_json
+from kstep.run import checkpoint, legacy, provenance, system, train
 from kstep.run.folder import Run
 from kstep.run.health import Health
+from kstep.run.load import opened
 from kstep.run.provenance import Allowed, Provenance
 from kstep.run.train import Stopped
 from kstep.types import KstepError
-from tests.runs import ALWAYS, assert_same, contents, experiment, go
+from kstep.values import decode
+from tests.make import snapshot
+from tests.runs import ALWAYS, assert_same, contents, experiment, go, weights
 
 
 def other_version(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,6 +107,47 @@ def test_what_is_whole_but_foreign_is_refused_not_passed_over(
     before = contents(run.folder)
     with pytest.raises(checkpoint.Refused, match=message):
         go(run.folder, experiment(env_steps=50))
+    assert contents(run.folder) == before
+
+
+def as_written_earlier(run: Run, old: dict[str, Any]) -> None:
+    """Turn a run folder into one of the first format, whose experiment is `old`."""
+    digest = legacy.digest(old)
+    data = {"digest": digest, "encoder_backend": "torch", "experiment": old}
+    write_json(run.config_file, data)
+    folder, *_ = run.checkpoint_folders()
+    path = folder / "agent.safetensors"
+    names = {"auxiliary": "task"}
+    tensors = {
+        "/".join([names.get(key.split("/")[0], key.split("/")[0]), *key.split("/")[1:]]): value
+        for key, value in safetensors.torch.load_file(path).items()
+    }
+    path.write_bytes(safetensors.torch.save(tensors))
+    state = json.loads((folder / "state.json").read_text())
+    del state["checksum"]
+    state |= {"format": 2, "digest": digest, "weights": sha256(path)}
+    state["origin"] = state.pop("provenance")
+    write_json(folder / "state.json", {**state, "checksum": checkpoint._checksum(state)})
+
+
+def test_a_run_of_an_earlier_version_can_be_looked_at_but_not_resumed(tmp_path: Path) -> None:
+    file = Path(__file__).parents[1] / "legacy" / "experiments.json"
+    old = json.loads(file.read_text())["ksl toy_reach debug"]["experiment"] | {"env_steps": 45}
+    run = go(tmp_path / "run", decode(Experiment, legacy.experiment(old)))
+    learned = snapshot(weights(run))  # the file they are mapped from is rewritten
+    as_written_earlier(run, old)
+    assert "task/predictor.weight" in safetensors.torch.load_file(
+        run.checkpoint_folders()[-1] / "agent.safetensors"
+    )
+    with opened(run.folder) as (agent, _, counts):
+        assert counts.env_steps == 45
+        assert counts.updates > 0
+        for name, value in agent.state().items():
+            assert torch.equal(value, learned[name]), name
+    before = contents(run.folder)
+    longer = decode(Experiment, legacy.experiment(old | {"env_steps": 60}))
+    with pytest.raises(KstepError, match=r"earlier version of kstep.*not resumed.*--folder"):
+        go(run.folder, longer)
     assert contents(run.folder) == before
 
 

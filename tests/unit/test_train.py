@@ -21,10 +21,11 @@ from kstep.data.replay import Replay
 from kstep.envs import ControlEnv, EnvConfig
 from kstep.envs.worker import RemoteEnv
 from kstep.files import sha256, write_json
-from kstep.run import checkpoint, train
+from kstep.run import checkpoint, system, train
 from kstep.run.folder import Run
 from kstep.run.train import Stopped
 from kstep.types import KstepError
+from kstep.values import change
 from tests.make import tiny
 from tests.runs import ALWAYS, assert_same, at_decision, experiment, go, stop_after, weights
 
@@ -353,3 +354,15 @@ def test_what_a_run_records_about_its_machine(tmp_path: Path) -> None:
     config = json.loads((run.folder / "config.json").read_text())
     assert config["digest"] == run.digest
     assert np.isfinite(run.evaluations()[0]["returns"]).all()
+
+
+def test_products_are_rounded_as_the_experiment_says(tmp_path: Path) -> None:
+    """tf32 is CUDA's: without it the switches are off; elsewhere it is refused."""
+    system.use_tf32(True)
+    go(tmp_path / "run", experiment(env_steps=5))
+    assert not torch.backends.cudnn.allow_tf32
+    assert not torch.backends.cuda.matmul.allow_tf32
+    lower = change(experiment(env_steps=5), {"method.encoder.precision": "tf32"})
+    with pytest.raises(KstepError, match="precision=tf32 exists on CUDA only, not on cpu"):
+        go(tmp_path / "lower", lower)
+    assert not (tmp_path / "lower").exists()
