@@ -17,8 +17,8 @@ from kstep.data.replay import Replay
 from kstep.methods.base import Method
 from kstep.native import Backend
 from kstep.nets.base import Encoder, FixedFeatures
-from kstep.optimizers import Ema, Optimizers, slow_copy
-from kstep.ownership import SHARED, optimizer_groups, slow_copies
+from kstep.optimizers import Ema, Optimizers, below, slow_copy
+from kstep.ownership import optimizer_groups, slow_copies
 from kstep.rl.core import Core
 from kstep.rng import Streams, derive
 from kstep.types import Array, EnvSpec, Metrics, SequenceBatch, TransitionBatch
@@ -245,8 +245,8 @@ class Agent:
             self.begin_task()
         self.updates = updates
         for name, module in self.modules().items():
-            module.load_state_dict(_below(tensors, name))
-        self.optimizers.load_state(_below(tensors, "optimizers"))
+            module.load_state_dict(below(tensors, name))
+        self.optimizers.load_state(below(tensors, "optimizers"))
 
     def _networks(self) -> tuple[Encoder, Core]:
         method, spec = self.method, self.spec
@@ -256,19 +256,10 @@ class Agent:
         return encoder.to(self.device), core.to(self.device)
 
     def _auxiliary(self) -> AuxiliaryTask | None:
-        method, encoder = self.method, self.encoder
-        if method.auxiliary is None:
+        if self.method.auxiliary is None:
             return None
-        seen = method.augment.seen_shape(self.spec.frame_shape)
-        shapes = Shapes(
-            latent_dim=encoder.latent_dim,
-            feature_shape=encoder.feature_shape,
-            action_dim=self.spec.action_dim,
-            observation_shape=(method.stack, *seen),
-            ema_rate=method.encoder.ema_rate,
-            map_shapes=encoder.map_shapes,
-        )
-        return method.auxiliary.build(shapes).to(self.device)
+        shapes = Shapes.of(self.method, self.spec, self.encoder)
+        return self.method.auxiliary.build(shapes).to(self.device)
 
     def _compose(self) -> None:
         """Settle who steps what: at first, and again when the task of a two-phase method begins."""
@@ -281,12 +272,5 @@ class Agent:
             self.core_encoder = FixedFeatures(self.encoder)
             self.core_slow_encoder = FixedFeatures(self.slow_encoder)
         networks = (self.method, self.encoder, self.core, auxiliary)
-        self.optimizers = Optimizers(optimizer_groups(*networks), SHARED)
+        self.optimizers = Optimizers(optimizer_groups(*networks))
         self.slow_copies = slow_copies(*networks, self.slow_encoder)
-
-
-def _below(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
-    prefix = f"{name}/"
-    return {
-        key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)
-    }

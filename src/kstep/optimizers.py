@@ -1,9 +1,7 @@
 """What moves parameters: optimizers, by a table of who steps what, and slow copies.
 
-The KSL paper's point is that the same encoder is stepped by two optimizers with separate moments.
-That makes ownership worth stating and checking: a parameter under two names is refused unless the
-method declares it shared, and `minimize` computes gradients for the group's own parameters only,
-so no loss can leak into what it does not own.
+`minimize` computes gradients for the group's own parameters only, so that no loss can leak into
+what it does not own; ownership.py says what each group owns.
 """
 
 from __future__ import annotations
@@ -53,10 +51,8 @@ class Group:
 class Optimizers:
     """Named Adam optimizers over declared parameters."""
 
-    def __init__(self, groups: Mapping[str, Group], shared: frozenset[str] = frozenset()) -> None:
-        """`shared` names the modules that may appear in several groups."""
+    def __init__(self, groups: Mapping[str, Group]) -> None:
         self.groups = dict(groups)
-        self._refuse_undeclared_sharing(shared)
         self.parameters = {
             name: [parameter for _, parameter in group.named_parameters()]
             for name, group in self.groups.items()
@@ -82,14 +78,6 @@ class Optimizers:
         for parameter in parameters:
             parameter.grad = None
 
-    def owners(self) -> dict[str, list[str]]:
-        """Module name -> the optimizers that step it."""
-        owners: dict[str, list[str]] = {}
-        for name, group in self.groups.items():
-            for module in group.modules:
-                owners.setdefault(module, []).append(name)
-        return owners
-
     def state(self) -> dict[str, Tensor]:
         """Return every moment and step count by `optimizer/parameter/quantity`."""
         tensors: dict[str, Tensor] = {}
@@ -104,23 +92,14 @@ class Optimizers:
         for name, group in self.groups.items():
             state: Any = self._adams[name].state
             for key, parameter in group.named_parameters():
-                prefix = f"{name}/{key}/"
-                state[parameter] = {
-                    path.removeprefix(prefix): laid_out_like(parameter, value.clone())
-                    for path, value in tensors.items()
-                    if path.startswith(prefix)
-                }
+                saved = below(tensors, f"{name}/{key}").items()
+                state[parameter] = {k: laid_out_like(parameter, v.clone()) for k, v in saved}
 
-    def _refuse_undeclared_sharing(self, shared: frozenset[str]) -> None:
-        seen: dict[int, str] = {}
-        for name, group in self.groups.items():
-            for key, parameter in group.named_parameters():
-                place = f"{name}: {key}"
-                if id(parameter) in seen and key.split(".")[0] not in shared:
-                    raise ValueError(
-                        f"{place} is also stepped as {seen[id(parameter)]}; declare it shared"
-                    )
-                seen[id(parameter)] = place
+
+def below(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+    """Return what is saved under `name/`, without that part of the path."""
+    start = f"{name}/"
+    return {k.removeprefix(start): value for k, value in tensors.items() if k.startswith(start)}
 
 
 def slow_copy(online: M) -> M:

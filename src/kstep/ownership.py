@@ -1,11 +1,13 @@
 """Who steps what: the optimizers' table and the list of slow copies of an agent.
 
-The same encoder may be stepped on the critic's loss and on the auxiliary task's, by separate
-optimizers or by one. What of it each of them trains follows from the method's values alone.
+The KSL paper's point is that the same encoder is stepped on the critic's loss and on the auxiliary
+task's, by two optimizers with separate moments. What of it each of them trains follows from the
+method's values alone; nothing else may be stepped by two.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from torch import nn
@@ -26,6 +28,14 @@ def optimizer_groups(
     method: Method, encoder: Encoder, core: Core, auxiliary: AuxiliaryTask | None
 ) -> dict[str, Group]:
     """Return what each optimizer steps; `auxiliary` is None where that task is not trained."""
+    groups = _groups(method, encoder, core, auxiliary)
+    refuse_undeclared_sharing(groups)
+    return groups
+
+
+def _groups(
+    method: Method, encoder: Encoder, core: Core, auxiliary: AuxiliaryTask | None
+) -> dict[str, Group]:
     learning = method.learning
     trained: Modules = {}
     if learning.critic_trains == "all":
@@ -95,3 +105,23 @@ def slow_copies(
     elif trains == "all" or auxiliary is not None:
         copies.append(Ema("encoder", slow_encoder, encoder, rate))
     return [*copies, *(auxiliary.slow_copies() if auxiliary is not None else ())]
+
+
+def owners(groups: Mapping[str, Group]) -> dict[str, list[str]]:
+    """Module name -> the optimizers that step it."""
+    owners: dict[str, list[str]] = {}
+    for name, group in groups.items():
+        for module in group.modules:
+            owners.setdefault(module, []).append(name)
+    return owners
+
+
+def refuse_undeclared_sharing(groups: Mapping[str, Group]) -> None:
+    """Raise if two optimizers step a parameter that is not part of what may be shared."""
+    seen: dict[int, str] = {}
+    for name, group in groups.items():
+        for key, parameter in group.named_parameters():
+            place = f"{name}: {key}"
+            if id(parameter) in seen and key.split(".")[0] not in SHARED:
+                raise ValueError(f"{place} is also stepped as {seen[id(parameter)]}")
+            seen[id(parameter)] = place

@@ -10,6 +10,7 @@ import torch
 from kstep.agent import Agent
 from kstep.cli import main
 from kstep.config import resolve
+from kstep.ownership import owners
 from kstep.run import saved_encoders as encoders
 from kstep.run.folder import Run, RunFolder
 from kstep.run.load import opened
@@ -57,7 +58,7 @@ def test_only_actor_critic_and_temperature_move(source: Path) -> None:
     plain, replay = agent_and_replay("sac_pixel")
     method = change(plain.method, {"learning.critic_trains": "nothing"})
     agent = Agent(method, plain.spec, plain.streams)
-    assert "encoder" not in agent.optimizers.owners()
+    assert "encoder" not in owners(agent.optimizers.groups)
     agent.take_encoder(encoders.load(source).encoder)
     before = snapshot(agent.state())
     for _ in range(4):

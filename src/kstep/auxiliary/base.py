@@ -17,6 +17,7 @@ from kstep.values import Count, Family, Positive, Rate
 
 if TYPE_CHECKING:
     from kstep.methods.base import Method
+    from kstep.nets.base import Encoder
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,18 @@ class Shapes:
     """Of the agent's slow encoder; slow copies of a task's heads follow the paper in sharing it."""
     map_shapes: tuple[tuple[int, ...], ...] = ()
     """(H, W, C) after each of the encoder's convolutions, the last one `feature_shape`."""
+
+    @classmethod
+    def of(cls, method: Method, spec: EnvSpec, encoder: Encoder) -> Shapes:
+        """The sizes of an agent with this encoder in such an environment."""
+        return cls(
+            latent_dim=encoder.latent_dim,
+            feature_shape=encoder.feature_shape,
+            action_dim=spec.action_dim,
+            observation_shape=(method.stack, *method.augment.seen_shape(spec.frame_shape)),
+            ema_rate=method.encoder.ema_rate,
+            map_shapes=encoder.map_shapes,
+        )
 
 
 @dataclass(frozen=True)

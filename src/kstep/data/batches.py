@@ -37,6 +37,7 @@ class Batches:
     def __init__(self, method: Method, streams: Streams, device: torch.device) -> None:
         self.size, self.views = method.learning.batch_size, method.core.critic_views
         self.augment, self.auxiliary = method.augment, method.auxiliary
+        self.own = method.auxiliary.own_sequences if method.auxiliary is not None else None
         self.streams, self.device = streams, device
 
     def draw(self, replay: Replay, *, sequences: bool) -> Batch:
@@ -51,10 +52,10 @@ class Batches:
         transitions = self._transitions(drawn)
         if auxiliary is None or not sequences:
             return Batch(transitions, None)
-        own = auxiliary.own_sequences
-        if own is None:
+        if self.own is None:
             return Batch(transitions, self._same_views(transitions, drawn.observation.at(0)))
-        drawn = replay.sequences(self.size, own.horizon, streams.replay, rule=own.sampling)
+        own, rule = self.own, self.own.sampling
+        drawn = replay.sequences(self.size, own.horizon, streams.replay, rule=rule)
         view = own.augment.train_view(drawn.observation, streams.augment)
         return Batch(transitions, self._sequences(drawn, view))
 

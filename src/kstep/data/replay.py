@@ -3,7 +3,7 @@
 In: one frame per decision with its action, reward and end flags. Out: `Sequences` of raw frames,
 neither augmented nor scaled. Every frame is stored once and stacks are put together when they are
 looked at; storing both stacks of every transition would take six times the memory at a stack of
-three. ring.py says how frames, actions and rewards lie in memory.
+three. ring.py says how frames, actions and rewards are written and lie in memory.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from kstep.data.ring import Ring
 from kstep.types import Array, KstepError
 
 Rule: TypeAlias = Literal["any", "released"]
-
-LARGEST_REWARD = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
@@ -76,44 +74,6 @@ class Replay(Ring):
         """Return how many transitions can be sampled."""
         return self._held
 
-    def begin(self, frame: Array) -> None:
-        """Store the first frame of an episode; an episode still running ends here."""
-        self._check_frame(frame)
-        self._write_frame(frame, t=0)
-        self._first[self._episodes % self.slots] = self._total - 1
-        self._episodes += 1
-        self._running = True
-
-    def add(
-        self, action: Array, reward: float, terminated: bool, truncated: bool, next_frame: Array
-    ) -> None:
-        """Store one decision of the running episode and the frame it led to."""
-        if not self._running:
-            raise ValueError("no episode is running: call begin(frame) before add(...)")
-        action = np.asarray(action)
-        if action.shape != (self.spec.action_dim,):
-            raise ValueError(f"need an action of ({self.spec.action_dim},), got {action.shape}")
-        if not np.isfinite(action).all():
-            raise KstepError(f"the action is not finite: {action}")
-        if not abs(reward) <= LARGEST_REWARD:  # so that NaN fails too
-            raise KstepError(f"the reward is not finite in single precision: {reward}")
-        self._check_frame(next_frame)
-
-        slot = (self._total - 1) % self.slots
-        self._action[slot] = action
-        self._reward[slot] = reward
-        self._bootstrap[slot] = 0.0 if terminated else 1.0
-        self._write_frame(next_frame, int(self._t[slot]) + 1)
-        self._held += 1
-        while self._held > self.config.capacity:
-            self._forget_oldest()
-        self._running = not (terminated or truncated)
-
-    def forget(self) -> None:
-        """Make everything so far unavailable; the next frame must begin an episode."""
-        self._oldest, self._oldest_episode = self._total, self._episodes
-        self._held, self._running = 0, False
-
     def sequences(self, n: int, k: int, rng: np.random.Generator, rule: Rule = "any") -> Sequences:
         """Draw n stretches of k decisions, with replacement, none across an episode's end.
 
@@ -138,7 +98,7 @@ class Replay(Ring):
     def _starts(self, n: int, k: int, rng: np.random.Generator, rule: Rule) -> Array:
         """Draw the first frames (n,) of stretches of k decisions."""
         # Per episode the starts are one range of frames, low .. low + count - 1. There are far
-        # fewer episodes than frames, so this is quick enough to be done anew for every draw.
+        # fewer episodes than frames, so they can be listed again for every draw.
         episodes = np.arange(self._oldest_episode, self._episodes)
         first = self._first[episodes % self.slots]
         end = np.append(first[1:], self._total)  # one past the last frame
@@ -184,32 +144,3 @@ class Replay(Ring):
         """Return the largest absolute reward in the ring."""
         rewards = self._reward[: min(self._total, self.slots)]
         return float(np.abs(rewards).max(initial=0.0))
-
-    def _check_frame(self, frame: Array) -> None:
-        shape, dtype = self.spec.frame_shape, self.spec.frame_dtype
-        if frame.shape != shape or frame.dtype != dtype:
-            raise ValueError(f"need a frame {shape} {dtype}, got {frame.shape} {frame.dtype}")
-        if dtype.kind == "f" and not np.isfinite(frame).all():
-            raise KstepError(f"the observation is not finite: {frame}")
-
-    def _write_frame(self, frame: Array, t: int) -> None:
-        # Forget first: the frame to be overwritten may be the oldest start's, and its t is needed.
-        while self._oldest_needed() <= self._total - self.slots:
-            self._forget_oldest()
-        slot = self._total % self.slots
-        self._frames[slot] = frame
-        self._t[slot] = t
-        self._total += 1
-
-    def _oldest_needed(self) -> int:
-        """Return the first frame of the oldest start's stack."""
-        t = int(self._t[self._oldest % self.slots])
-        return self._oldest - min(t, self.stack - 1)
-
-    def _forget_oldest(self) -> None:
-        """Move past the oldest frame, which is a start unless it is its episode's last."""
-        self._oldest += 1
-        if self._t[self._oldest % self.slots] == 0:
-            self._oldest_episode += 1
-        else:
-            self._held -= 1

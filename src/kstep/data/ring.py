@@ -1,4 +1,5 @@
-"""The memory behind the replay: arrays in a ring, in memory or on disk, saved in parts.
+"""The memory behind the replay: arrays in a ring, in memory or on disk, written as the agent lives
+and saved in parts.
 
 Frames carry a global number g = 0, 1, 2, ... and lie in slot g % slots. An episode of n
 transitions is n + 1 consecutive frames; slot g also holds the frame's place t within its episode
@@ -31,6 +32,8 @@ USABLE_PART = 0.9
 """Of the memory or disk space that is free; the rest is left to networks and batches."""
 
 FRAMES_FILE = "replay_frames.bin"
+
+LARGEST_REWARD = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,73 @@ class Ring:
     def oldest_frame(self) -> int:
         """The first frame that is still in the ring."""
         return max(0, self._total - self.slots)
+
+    def begin(self, frame: Array) -> None:
+        """Store the first frame of an episode; an episode still running ends here."""
+        self._check_frame(frame)
+        self._write_frame(frame, t=0)
+        self._first[self._episodes % self.slots] = self._total - 1
+        self._episodes += 1
+        self._running = True
+
+    def add(
+        self, action: Array, reward: float, terminated: bool, truncated: bool, next_frame: Array
+    ) -> None:
+        """Store one decision of the running episode and the frame it led to."""
+        if not self._running:
+            raise ValueError("no episode is running: call begin(frame) before add(...)")
+        action = np.asarray(action)
+        if action.shape != (self.spec.action_dim,):
+            raise ValueError(f"need an action of ({self.spec.action_dim},), got {action.shape}")
+        if not np.isfinite(action).all():
+            raise KstepError(f"the action is not finite: {action}")
+        if not abs(reward) <= LARGEST_REWARD:  # so that NaN fails too
+            raise KstepError(f"the reward is not finite in single precision: {reward}")
+        self._check_frame(next_frame)
+
+        slot = (self._total - 1) % self.slots
+        self._action[slot] = action
+        self._reward[slot] = reward
+        self._bootstrap[slot] = 0.0 if terminated else 1.0
+        self._write_frame(next_frame, int(self._t[slot]) + 1)
+        self._held += 1
+        while self._held > self.config.capacity:
+            self._forget_oldest()
+        self._running = not (terminated or truncated)
+
+    def forget(self) -> None:
+        """Make everything so far unavailable; the next frame must begin an episode."""
+        self._oldest, self._oldest_episode = self._total, self._episodes
+        self._held, self._running = 0, False
+
+    def _check_frame(self, frame: Array) -> None:
+        shape, dtype = self.spec.frame_shape, self.spec.frame_dtype
+        if frame.shape != shape or frame.dtype != dtype:
+            raise ValueError(f"need a frame {shape} {dtype}, got {frame.shape} {frame.dtype}")
+        if dtype.kind == "f" and not np.isfinite(frame).all():
+            raise KstepError(f"the observation is not finite: {frame}")
+
+    def _write_frame(self, frame: Array, t: int) -> None:
+        # Forget first: the frame to be overwritten may be the oldest start's, and its t is needed.
+        while self._oldest_needed() <= self._total - self.slots:
+            self._forget_oldest()
+        slot = self._total % self.slots
+        self._frames[slot] = frame
+        self._t[slot] = t
+        self._total += 1
+
+    def _oldest_needed(self) -> int:
+        """Return the first frame of the oldest start's stack."""
+        t = int(self._t[self._oldest % self.slots])
+        return self._oldest - min(t, self.stack - 1)
+
+    def _forget_oldest(self) -> None:
+        """Move past the oldest frame, which is a start unless it is its episode's last."""
+        self._oldest += 1
+        if self._t[self._oldest % self.slots] == 0:
+            self._oldest_episode += 1
+        else:
+            self._held -= 1
 
     def export(self, since: int) -> dict[str, Array]:
         """Return copies of everything stored about the frames from `since` on.

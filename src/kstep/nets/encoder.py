@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import ClassVar, Literal, cast
 
 import torch
@@ -102,9 +103,7 @@ class PixelEncoder(Encoder):
         channels = [stack * colours] + [config.channels] * len(config.strides)
         self.convolutions = nn.ModuleList(
             nn.Conv2d(before, after, kernel_size=3, stride=stride)
-            for before, after, stride in zip(
-                channels[:-1], channels[1:], config.strides, strict=True
-            )
+            for (before, after), stride in zip(pairwise(channels), config.strides, strict=True)
         )
         maps = []
         for stride in config.strides:
@@ -118,11 +117,8 @@ class PixelEncoder(Encoder):
         self.feature_shape = (height, width, config.channels)
         self.map_shapes = tuple(maps)
         self.latent_dim = config.latent_dim
-        self.norms = nn.ModuleList(
-            FilterResponseNorm(config.channels)
-            for _ in config.strides
-            if config.activation == "frn"
-        )
+        norms = len(config.strides) if config.activation == "frn" else 0
+        self.norms = nn.ModuleList(FilterResponseNorm(config.channels) for _ in range(norms))
         self.head = LatentHead(config, self.feature_shape)
         initialize(self, config.init)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

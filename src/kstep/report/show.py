@@ -15,6 +15,7 @@ from kstep.agent import Agent
 from kstep.bench.steps import spec_of
 from kstep.config import Experiment, resolve
 from kstep.optimizers import Group
+from kstep.ownership import owners
 from kstep.rng import Streams
 from kstep.run.progress import say, terminal
 from kstep.values import difference, encode
@@ -112,18 +113,18 @@ def _schedule(experiment: Experiment) -> list[str]:
 
 def _ownership(agent: Agent) -> Table:
     table = Table("network", "parameters", "stepped by", "learning rate", title="who owns what")
-    for module, owners in agent.optimizers.owners().items():
-        groups = [agent.optimizers.groups[owner] for owner in owners]
+    for module, names in owners(agent.optimizers.groups).items():
+        groups = [agent.optimizers.groups[name] for name in names]
         count = _size(groups[0], module)
         if count:
             rates = ", ".join(f"{group.rate(module):g}" for group in groups)
-            table.add_row(module, f"{count:,}", ", ".join(owners), rates)
+            table.add_row(module, f"{count:,}", ", ".join(names), rates)
     return table
 
 
 def _gradients(agent: Agent) -> Table:
     table = Table("loss", "moves", "leaves alone", title="which loss reaches what")
-    every = list(agent.optimizers.owners())
+    every = list(owners(agent.optimizers.groups))
     for name, group in agent.optimizers.groups.items():
         moved = [module for module in every if module in group.modules and _size(group, module)]
         rest = [m for m in every if m not in group.modules]

@@ -76,12 +76,12 @@ class SACConfig(CoreConfig):
             raise KstepError(
                 "method.core.actor_latent=reused needs method.core.actor_encoder=share_all"
             )
-        if self.actor_latent == "reused" and method.observation != "pixels":
+        shares = (self.actor_encoder, self.actor_latent)
+        if method.observation != "pixels" and shares != ("share_all", "fresh"):
             raise KstepError(
-                "a state vector is its own latent, which nothing moves: actor_latent=fresh"
+                "a state vector is its own latent, without convolutions to share and moved by "
+                "nothing: method.core.actor_encoder=share_all and actor_latent=fresh"
             )
-        if self.actor_encoder != "share_all" and method.observation != "pixels":
-            raise KstepError("a state vector has no convolutions to share: actor_encoder=share_all")
 
 
 class SAC(Core):
@@ -191,10 +191,7 @@ class SAC(Core):
         through_exp = self.config.temperature_loss == "exp"
         weight = temperature if through_exp else self.log_temperature
         loss = (weight * (entropy - self.target_entropy)).mean()
-        metrics = {
-            "temperature/value": temperature.detach(),
-            "temperature/loss": loss.detach(),
-        }
+        metrics = {"temperature/value": temperature.detach(), "temperature/loss": loss.detach()}
         yield "temperature", loss, metrics
 
     def groups(self, learning: LearningConfig) -> dict[str, Group]:
