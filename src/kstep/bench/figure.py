@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from kstep.bench.parts import PARTS
@@ -21,21 +20,17 @@ def draw(document: dict[str, Any], path: Path) -> bool:
 
     Returns whether there was any of them.
     """
-    panels = [
-        (section, panel)
-        for section, panel in (
-            ("methods", _methods),
-            ("split", _split),
-            ("convolutions", _convolutions),
-            ("cost", _cost),
-        )
-        if document.get(section)
-    ]
+    every: tuple[tuple[str, Callable[[Axes, Any], None]], ...] = (
+        ("methods", _methods),
+        ("split", _split),
+        ("convolutions", _convolutions),
+        ("cost", _cost),
+    )
+    panels = [(section, panel) for section, panel in every if document.get(section)]
     if not panels:
         return False
     rows = (len(panels) + 1) // 2
     figure = Figure(figsize=(12, 4.5 * rows), layout="constrained")
-    FigureCanvasAgg(figure)
     for number, (section, panel) in enumerate(panels, start=1):
         axes = figure.add_subplot(rows, 2, number)
         panel(axes, document[section])

@@ -93,10 +93,6 @@ def here(size: Size, backend: Backend, threads: int) -> dict[str, Any]:
     }
 
 
-def main() -> None:
+if __name__ == "__main__":
     name, backend, threads = json.loads(sys.argv[1])
     print(json.dumps(here(PAPER if name == PAPER.name else QUICK, backend, threads)))
-
-
-if __name__ == "__main__":
-    main()

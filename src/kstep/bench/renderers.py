@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import get_args
 
@@ -20,11 +20,11 @@ USUAL: Renderer = EnvConfig.renderer
 
 
 def candidates(
-    size: Size, threads: int, notice: Callable[[str], None], only: Renderer | None = None
+    size: Size, threads: int, notice: Callable[[str], None], names: Sequence[Renderer] = NAMES
 ) -> list[Candidate]:
     """Frames, and complete decisions: simulate, then render. Renderers that fail are reported."""
     found = []
-    for name in NAMES if only is None else (only,):
+    for name in names:
         try:
             env = envs.make(replace(size.experiment("ksl").env, renderer=name), seed=1)
             env.reset(seed=1)

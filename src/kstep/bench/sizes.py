@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kstep import native
 from kstep.config import Experiment, resolve
 from kstep.methods import find
+from kstep.nets.backends import native_shape
 
 TASK = "cartpole_swingup"
 """The task of the paper's wall-clock table."""
@@ -36,6 +38,14 @@ class Size:
         if find(method).observation == "pixels":
             overrides = (*self.overrides, *overrides)
         return resolve(method, TASK, preset=self.preset, overrides=overrides)
+
+    def encoder_shape(self) -> native.Shape:
+        """Return the shape of the encoder of `ksl`; our kernels support it at every size."""
+        method = self.experiment("ksl").method
+        frame = (method.encoder.image_size, method.encoder.image_size, 3)
+        shape = native_shape(method.encoder, frame, method.stack)
+        assert shape is not None
+        return shape
 
 
 PAPER = Size(

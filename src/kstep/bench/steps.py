@@ -25,7 +25,7 @@ from kstep.agent import Agent
 from kstep.auxiliary.base import OwnSequences
 from kstep.bench.parts import measured
 from kstep.bench.sizes import ACTIONS, EPISODE, REPEAT, STATE, Size
-from kstep.bench.timing import Candidate
+from kstep.bench.timing import Candidate, name_of
 from kstep.config import Experiment
 from kstep.data.replay import Replay
 from kstep.data.ring import ReplayConfig
@@ -67,13 +67,21 @@ def workloads() -> list[Workload]:
     ]
 
 
-def with_k(k: int) -> Workload:
-    return KSL if k == 3 else Workload(f"ksl k={k}", "ksl", (f"method.auxiliary.k={k}",))
-
-
-def with_batch(size: int, usual: int) -> Workload:
-    override = f"method.learning.batch_size={size}"
-    return KSL if size == usual else Workload(f"ksl batch={size}", "ksl", (override,))
+def cost_cases(size: Size) -> dict[str, dict[int, Workload]]:
+    """Return KSL with every k and every batch size, by what varies and its value."""
+    usual = size.experiment("ksl").method.learning.batch_size
+    return {
+        what: {
+            value: KSL
+            if value == own
+            else Workload(f"ksl {what}={value}", "ksl", (f"method.{key}={value}",))
+            for value in cases
+        }
+        for what, key, cases, own in (
+            ("k", "auxiliary.k", size.ks, 3),
+            ("batch", "learning.batch_size", size.batches, usual),
+        )
+    }
 
 
 def paper_table() -> dict[str, float]:
@@ -143,7 +151,7 @@ class Steps:
                 updates()
             return meter.results()
 
-        return Candidate(f"split {workload.name}/{backend}", work, count, threads)
+        return Candidate(split_name(workload, backend), work, count, threads)
 
     def _updates(self, workload: Workload, backend: Backend) -> tuple[Callable[[], None], int]:
         agent = self.agent(workload)
@@ -190,7 +198,11 @@ SEQUENCES = "sequences drawn and shifted"
 
 
 def step_name(workload: Workload, backend: Backend, threads: int) -> str:
-    return f"step {workload.name}/{backend}/{threads}"
+    return name_of(f"step {workload.name}", backend, threads)
+
+
+def split_name(workload: Workload, backend: Backend) -> str:
+    return f"split {workload.name}/{backend}"
 
 
 def plain_name(workload: Workload) -> str:
