@@ -32,6 +32,8 @@ class ControlEnv(gymnasium.Env[Array, Array], abc.ABC):
     """A continuous-control environment seen as single frames or as a state vector."""
 
     metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012  (Gymnasium reads it from the class)
+    _name: str
+    """The task's, in messages; a subclass sets it first."""
 
     def __init__(
         self,
@@ -73,6 +75,9 @@ class ControlEnv(gymnasium.Env[Array, Array], abc.ABC):
         self._frame: Array = np.zeros(self.observation_space.shape or (), np.uint8)
         self._rendering = True
         self._running = False
+
+    def __str__(self) -> str:
+        return self._name
 
     # What a subclass implements.
 

@@ -22,7 +22,6 @@ import dataclasses
 import glob
 import hashlib
 import importlib.metadata
-import importlib.util
 import json
 import os
 import shutil
@@ -100,6 +99,18 @@ def choose(force: str | None = None) -> GLBackend:
     return backend
 
 
+def prepare(*, required: bool) -> bool:
+    """Choose a backend before MuJoCo is imported; return whether there is one, or raise if it is
+    `required`."""
+    try:
+        choose()
+    except KstepError:
+        if required:
+            raise
+        return False
+    return True
+
+
 def describe(backend: GLBackend) -> str:
     """Return the one line to print about a backend."""
     how = {
@@ -126,12 +137,10 @@ def _find(force: str | None) -> GLBackend:
     """Return the first backend that passes its test, or the cached one of an earlier test."""
     request, names, why = _request(force)
     key = _machine_key()
-    remembered = _read_cache().get(key, {}).get(request)
-    if isinstance(remembered, dict):
-        try:
-            return GLBackend(**remembered)
-        except TypeError:
-            pass  # cached by another version: test again
+    try:
+        return GLBackend(**_read_cache()[key][request])
+    except (KeyError, TypeError):
+        pass  # not tested yet, or cached by another version
 
     failures: list[str] = []
     software_egl: GLBackend | None = None
@@ -325,17 +334,11 @@ def _nothing_works(request: str, failures: list[str]) -> str:
 
 def wheel_library() -> Path | None:
     """Return the OSMesa inside the wheel `lavavu-osmesa`, without importing the wheel."""
-    folders: list[Path] = []
     try:
-        folders.append(Path(str(importlib.metadata.distribution(WHEEL).locate_file(""))))
+        folder = importlib.metadata.distribution(WHEEL).locate_file("lavavu_osmesa.libs")
     except importlib.metadata.PackageNotFoundError:
-        spec = importlib.util.find_spec("lavavu")
-        if spec is not None and spec.origin is not None:
-            folders.append(Path(spec.origin).parent.parent)
-    for folder in folders:
-        for file in sorted((folder / "lavavu_osmesa.libs").glob("libOSMesa*.so*")):
-            return file
-    return None
+        return None
+    return min(Path(str(folder)).glob("libOSMesa*.so*"), default=None)
 
 
 def _gpu_nodes() -> list[str]:
@@ -392,11 +395,9 @@ def _read_cache() -> dict[str, dict[str, Any]]:
     """Return machine -> request -> backend; empty if the file is missing or damaged."""
     try:
         content = json.loads(_cache_file().read_text())
-    except (OSError, ValueError):
+        return {key: value for key, value in content.items() if isinstance(value, dict)}
+    except (AttributeError, OSError, ValueError):
         return {}
-    if not isinstance(content, dict):
-        return {}
-    return {key: value for key, value in content.items() if isinstance(value, dict)}
 
 
 def _remember(key: str, request: str, backend: GLBackend) -> None:
