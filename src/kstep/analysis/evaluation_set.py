@@ -72,10 +72,16 @@ class EvaluationSet:
 
         An episode's first frame is repeated before its start, as when acting.
         """
-        frames = self._frames(size or self.size)
+        size = size or self.size
+        if size not in self.frames:
+            raise KstepError(
+                f"the evaluation set has frames of {', '.join(map(str, self.frames))} pixels, the "
+                f"encoder takes {size}. Collect it with --sizes "
+                f"{' '.join(map(str, [*self.frames, size]))}"
+            )
         first = np.searchsorted(self.episode, self.episode[states])
         back = np.arange((stack or self.stack) - 1, -1, -1)
-        return frames[np.maximum(states[:, None] - back, first[:, None])]
+        return self.frames[size][np.maximum(states[:, None] - back, first[:, None])]
 
     def batches(
         self, size: int | None = None, stack: int | None = None, states: Array | None = None
@@ -97,26 +103,15 @@ class EvaluationSet:
 
     def first(self, episodes: int) -> EvaluationSet:
         """Return the set of its first few episodes."""
-        return self._subset(np.arange(np.searchsorted(self.episode, episodes)))
-
-    def _subset(self, states: Array) -> EvaluationSet:
+        count = np.searchsorted(self.episode, episodes)
         return replace(
             self,
-            frames={size: frames[states] for size, frames in self.frames.items()},
-            action=self.action[states],
-            reward=self.reward[states],
-            state=self.state[states],
-            episode=self.episode[states],
+            frames={size: frames[:count] for size, frames in self.frames.items()},
+            action=self.action[:count],
+            reward=self.reward[:count],
+            state=self.state[:count],
+            episode=self.episode[:count],
         )
-
-    def _frames(self, size: int) -> Array:
-        if size not in self.frames:
-            raise KstepError(
-                f"the evaluation set has frames of {', '.join(map(str, self.frames))} pixels, the "
-                f"encoder takes {size}. Collect it with --sizes "
-                f"{' '.join(map(str, [*self.frames, size]))}"
-            )
-        return self.frames[size]
 
     def save(self, folder: Path) -> None:
         """Write the set into a new folder."""
