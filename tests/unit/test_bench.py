@@ -228,12 +228,12 @@ def test_rates_of_convolution() -> None:
 
 
 def test_the_table_has_every_controlled_method_and_every_reading() -> None:
-    names = [workload.name for workload in steps.workloads()]
+    names = [workload.name for workload in steps.METHODS]
     assert names == [
         *("sac_state", "sac_pixel", "rad", "drq", "curl", "sac_ae", "pi_sac", "proto_rl"),
         *("ksl", "ksl-results", "ksl-released"),
     ]
-    for workload in steps.workloads():
+    for workload in steps.METHODS:
         QUICK.experiment(workload.method, workload.overrides).validate()
 
 
@@ -268,7 +268,7 @@ def test_a_quick_runs_numbers_agree(quick: tuple[Path, dict[str, Any]]) -> None:
         name = f"{row['method']}/{row['backend']}/1"
         base = times[f"step sac_pixel/{row['backend']}/1"]
         assert row["normalized"] == pytest.approx(times[f"step {name}"] / base)
-    methods = [workload.name for workload in steps.workloads()]
+    methods = [workload.name for workload in steps.METHODS]
     assert len(document["methods"]) == len(methods) * len(document["backends"])
     assert {row["method"] for row in document["plain"]} == {"ksl", "ksl-released"}
     for backend in document["backends"]:

@@ -33,6 +33,8 @@ from kstep.types import Array, KstepError
 from kstep.values import encode
 
 FORMAT = 1
+PER_STATE = ("action", "reward", "state", "episode")
+"""The arrays of a set with one row per state, beside the frames."""
 BATCH = 64
 """States encoded at a time: few enough that activations stay in the cache."""
 
@@ -104,27 +106,16 @@ class EvaluationSet:
     def first(self, episodes: int) -> EvaluationSet:
         """Return the set of its first few episodes."""
         count = np.searchsorted(self.episode, episodes)
-        return replace(
-            self,
-            frames={size: frames[:count] for size, frames in self.frames.items()},
-            action=self.action[:count],
-            reward=self.reward[:count],
-            state=self.state[:count],
-            episode=self.episode[:count],
-        )
+        frames = {size: frames[:count] for size, frames in self.frames.items()}
+        return replace(self, frames=frames, **{n: getattr(self, n)[:count] for n in PER_STATE})
 
     def save(self, folder: Path) -> None:
         """Write the set into a new folder."""
         if folder.exists() and any(folder.iterdir()):
             raise KstepError(f"{folder} exists and is not empty; choose another --output")
         folder.mkdir(parents=True, exist_ok=True)
-        arrays = {
-            "action": self.action,
-            "reward": self.reward,
-            "state": self.state,
-            "episode": self.episode,
-            **{f"frames/{size}": frames for size, frames in self.frames.items()},
-        }
+        arrays = {name: getattr(self, name) for name in PER_STATE}
+        arrays |= {f"frames/{size}": frames for size, frames in self.frames.items()}
         path = folder / "states.safetensors"
         write_atomically(path, safetensors.numpy.save(arrays))
         about = {
@@ -155,13 +146,10 @@ class EvaluationSet:
             raise KstepError(f"{folder} is not an evaluation set: {error}") from error
         return cls(
             frames={size: arrays[f"frames/{size}"] for size in about["sizes"]},
-            action=arrays["action"],
-            reward=arrays["reward"],
-            state=arrays["state"],
             quantities=tuple(about["quantities"]),
-            episode=arrays["episode"],
             stack=about["stack"],
             provenance=about["provenance"],
+            **{name: arrays[name] for name in PER_STATE},
         )
 
 

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from kstep.analysis.tables import Row, grouped
-from kstep.types import Array
 
 PAGE = """<!doctype html>
 <meta charset="utf-8"><title>reward-pca</title>
@@ -67,14 +66,10 @@ def page(points: Sequence[Row]) -> str:
     for (label, task, seed, mark), own in encoders.items():
         name = f"{label} {task} seed {seed} at {mark:,} env_steps"
         level = (np.array([float(p["reward"]) for p in own]) - low) / ((high - low) or 1.0)
-        clouds.append({"name": name, "points": _scaled(own, level).round(3).tolist()})
+        positions = np.array([[float(p[axis]) for axis in ("pc1", "pc2", "pc3")] for p in own])
+        positions /= np.linalg.norm(positions, axis=1).max() or 1.0  # into the unit ball
+        spots = np.column_stack((positions, level))
+        clouds.append({"name": name, "points": spots.round(3).tolist()})
     # "</" anywhere would end the script.
     data = json.dumps(clouds, separators=(",", ":")).replace("</", "<\\/")
     return PAGE % {"low": f"{low:.3g}", "high": f"{high:.3g}", "clouds": data}
-
-
-def _scaled(points: Sequence[Row], level: Array) -> Array:
-    """Return (N, 4): components scaled to the unit ball, and the brightness."""
-    positions = np.array([[float(p["pc1"]), float(p["pc2"]), float(p["pc3"])] for p in points])
-    farthest = np.linalg.norm(positions, axis=1).max() or 1.0
-    return np.column_stack((positions / farthest, level))

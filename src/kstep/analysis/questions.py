@@ -197,7 +197,9 @@ def analyze_all(
     """
     if perturbed < 1:
         raise KstepError(f"--perturbed must be at least 1, not {perturbed}")
-    chosen = [find(name) for name in questions]
+    for name in questions:
+        names.require(name, QUESTIONS, "question")
+    chosen = [QUESTIONS[name] for name in questions]
     tables: dict[str, Tables] = {question.name: {} for question in chosen}
     videos: dict[str, dict[str, Array]] = {question.name: {} for question in chosen}
     known: set[tuple[str | int, ...]] = set()
@@ -265,23 +267,12 @@ def _files(path: Path, at: Sequence[int], whole_runs: bool) -> list[Path]:
     return [by_mark[mark] for mark in by_mark if not at or mark in at]
 
 
-def find(name: str) -> Question:
-    names.require(name, QUESTIONS, "question")
-    return QUESTIONS[name]
-
-
 def _reward_pca(case: Case) -> Findings:
     on = case.on
     found = reward_pca.reward_pca(case.latents, on.reward, on.episode)
-    main = case.row(
-        states=len(on),
-        variance_1=found.variance[0],
-        variance_2=found.variance[1],
-        variance_3=found.variance[2],
-        separability_2=found.separability_2,
-        separability_3=found.separability_3,
-        separability_all=found.separability_all,
-    )
+    numbers = {f"variance_{i}": share for i, share in enumerate(found.variance, start=1)}
+    numbers |= {name: v for name, v in vars(found).items() if name.startswith("separability")}
+    main = case.row(states=len(on), **numbers)
     points = [
         case.row(state=i, reward=float(reward), pc1=float(x), pc2=float(y), pc3=float(z))
         for i, (reward, (x, y, z)) in enumerate(zip(on.reward, found.components, strict=True))

@@ -50,7 +50,3 @@ def product(size: Size, threads: int) -> Candidate:
             torch.mm(left, right, out=out)
 
     return Candidate(product_name(threads), work, count, threads)
-
-
-def product_flops(size: Size) -> int:
-    return 2 * size.matrix**3

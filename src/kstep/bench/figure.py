@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-
+from kstep.analysis.curves import canvas
 from kstep.bench.parts import PARTS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 COLOURS = {"torch": "#2c6fbb", "native": "#c0392b"}
 PART_COLOURS = ("#7f8c8d", "#bdc3c7", "#2c6fbb", "#e67e22", "#8e44ad", "#27ae60")
@@ -30,7 +31,7 @@ def draw(document: dict[str, Any], path: Path) -> bool:
     if not panels:
         return False
     rows = (len(panels) + 1) // 2
-    figure = Figure(figsize=(12, 4.5 * rows), layout="constrained")
+    figure = canvas(12, 4.5 * rows)
     for number, (section, panel) in enumerate(panels, start=1):
         axes = figure.add_subplot(rows, 2, number)
         panel(axes, document[section])

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kstep import envs, native, values
-from kstep.bench import encoder, memory, renderers, report, steps
+from kstep.bench import encoder, figure, memory, renderers, report, steps
 from kstep.bench.options import Options, Section
 from kstep.bench.results import Measurements, results
 from kstep.bench.sizes import PAPER, QUICK, Size
@@ -35,7 +35,7 @@ def bench(options: Options, console: Console) -> dict[str, Any]:
     document = {
         "format": 1,
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
-        "size": run.size.name,
+        "size": run.size.preset,
         "rounds": run.rounds,
         "threads": list(run.threads),
         "backends": list(run.backends),
@@ -47,8 +47,6 @@ def bench(options: Options, console: Console) -> dict[str, Any]:
     }
     write_json(out, document)  # first: minutes of measuring must not be lost
     report.show(document, console)
-    from kstep.bench import figure  # here, so that the plotting library is not measured
-
     picture = out.with_suffix(".png")
     drawn = figure.draw(document, picture)
     say(console, f"written: {out}" + (f" and {picture}" if drawn else ""))
@@ -88,7 +86,7 @@ class _Run:
     def _candidates(self, section: Section) -> list[Candidate]:
         """Return what a section needs."""
         if section == "methods":
-            return self._steps(steps.workloads())
+            return self._steps(steps.METHODS)
         if section == "split":
             found = [self.steps.split(KSL, backend, self.most) for backend in self.backends]
             found += [self.steps.sequences(KSL, self.most), encoder.product(self.size, self.most)]
@@ -146,7 +144,7 @@ class _Run:
         return ("native",) if self.options.backend == "native" else ("torch", "native")
 
     def _in_turns(self, candidates: list[Candidate]) -> Times:
-        say(self.console, f"{len(candidates)} things to time, {self.rounds} rounds in turns")
+        say(self.console, f"{len(candidates)} measurements in turns, {self.rounds} rounds")
         started = time.monotonic()
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
         with Progress(

@@ -13,6 +13,8 @@ from rich.table import Table
 from kstep.bench.parts import PARTS
 from kstep.run.progress import say
 
+WAYS = ("forward", "backward", "all")
+
 
 def show(document: dict[str, Any], console: Console) -> None:
     """Print every section that was measured, promises last."""
@@ -24,7 +26,7 @@ def show(document: dict[str, Any], console: Console) -> None:
         f"medians of {document['rounds']} rounds in turns",
     )
     if document["size"] != "paper":
-        say(console, "debug size: whether it works, not how fast it is")
+        say(console, "debug size: this shows whether it works, not how fast it is")
     for section, table in (
         ("methods", _methods),
         ("split", _split),
@@ -95,9 +97,6 @@ def _convolutions(found: dict[str, Any]) -> Table:
             for backend, row in found["backends"].items()
         ),
     )
-
-
-WAYS = ("forward", "backward", "all")
 
 
 def _ratio(row: dict[str, Any]) -> tuple[str, str]:

@@ -12,6 +12,7 @@ from kstep.bench.parts import BACKWARD, FORWARD, PARTS, convolution_flops
 from kstep.bench.sizes import Size
 from kstep.bench.steps import KSL, RELEASED, SAC_PIXEL, Workload, step_name
 from kstep.bench.timing import Times, name_of
+from kstep.methods import find
 from kstep.native import Backend
 
 LINEAR = 1.1
@@ -61,7 +62,7 @@ def results(found: Measurements) -> dict[str, Any]:
 def _methods(found: Measurements) -> list[dict[str, Any]]:
     """Per method and backend: ms per learning step, and over SAC from pixels beside the paper's."""
     times, paper, rows = found.times, steps.paper_table(), []
-    for workload in steps.workloads():
+    for workload in steps.METHODS:
         for backend in found.backends:
             name, base = found.step(workload, backend), found.step(SAC_PIXEL, backend)
             if name in times and base in times:
@@ -71,7 +72,7 @@ def _methods(found: Measurements) -> list[dict[str, Any]]:
                         "backend": backend,
                         "ms": times.ms(name),
                         "normalized": times.ratio(name, base)["ratio"],
-                        "paper": paper[workload.paper] if workload.paper else None,
+                        "paper": paper.get(find(workload.method).base),
                     }
                 )
     return rows
@@ -86,7 +87,7 @@ def _split(found: Measurements) -> dict[str, Any]:
         total = sum(ms.values())
         shares = {part: spent / total for part, spent in ms.items()}
         split[backend] = {"ms": ms, "share": shares, "total": total}
-    decision = renderers.decision_name(renderers.USUAL)
+    _, decision = renderers.names_of(renderers.USUAL)
     if split and decision in times:
         split["environment"] = {"ms": times.ms(decision)}
     if split and steps.SEQUENCES in times:
@@ -101,7 +102,7 @@ def _convolutions(found: Measurements) -> dict[str, Any]:
     product, splits = encoder.product_name(found.most), found.splits()
     if product not in found.times or not splits:
         return {}
-    peak = encoder.product_flops(found.size) / found.times.ms(product) / 1e6
+    peak = 2 * found.size.matrix**3 / found.times.ms(product) / 1e6
     forward, backward = convolution_flops(found.size.encoder_shape())
     rows = {}
     for backend, inside in splits.items():
@@ -157,15 +158,13 @@ def _plain(found: Measurements) -> list[dict[str, Any]]:
 
 
 def _renderers(found: Measurements) -> list[dict[str, Any]]:
-    return [
-        {
-            "renderer": name,
-            "frames_per_second": 1000 / found.times.ms(renderers.frame_name(name)),
-            "decision_ms": found.times.ms(renderers.decision_name(name)),
-        }
-        for name in renderers.NAMES
-        if renderers.frame_name(name) in found.times
-    ]
+    times, rows = found.times, []
+    for name in renderers.NAMES:
+        frame, decision = renderers.names_of(name)
+        if frame in times:
+            rate, ms = 1000 / times.ms(frame), times.ms(decision)
+            rows.append({"renderer": name, "frames_per_second": rate, "decision_ms": ms})
+    return rows
 
 
 def _cost(found: Measurements) -> dict[str, Any]:

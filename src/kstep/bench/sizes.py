@@ -19,7 +19,6 @@ ACTIONS, REPEAT, EPISODE, STATE = 1, 8, 125, 5
 class Size:
     """What decides how long the benchmark takes."""
 
-    name: str
     preset: str
     overrides: tuple[str, ...]
     """Of methods that see pixels."""
@@ -49,7 +48,6 @@ class Size:
 
 
 PAPER = Size(
-    name="paper",
     preset="paper",
     overrides=(),
     rounds=7,
@@ -62,7 +60,6 @@ PAPER = Size(
 )
 
 QUICK = Size(
-    name="debug",
     preset="debug",
     # Our kernels support 32 channels only; the strides are the paper's.
     overrides=("method.encoder.channels=32", "method.encoder.strides=[2,1,1,1]"),

@@ -43,45 +43,37 @@ class Workload:
     name: str
     method: str
     overrides: tuple[str, ...] = ()
-    paper: str | None = None
-    """Its row in the paper's wall-clock table."""
 
 
-KSL = Workload("ksl", "ksl", paper="ksl")
-RELEASED = Workload("ksl-released", "ksl-released", paper="ksl")
-SAC_PIXEL = Workload("sac_pixel", "sac_pixel", paper="sac_pixel")
+KSL = Workload("ksl", "ksl")
+RELEASED = Workload("ksl-released", "ksl-released")
+SAC_PIXEL = Workload("sac_pixel", "sac_pixel")
 COMPACT = Workload("ksl compact", "ksl", ("method.encoder.strides=[2,2,1,1]",))
-
-
-def workloads() -> list[Workload]:
-    """Return the rows of the table of methods."""
-    names = ("rad", "drq", "curl", "sac_ae", "pi_sac", "proto_rl")
-    paper = paper_table()
-    return [
-        Workload("sac_state", "sac_state"),
-        SAC_PIXEL,
-        *(Workload(name, name, paper=name if name in paper else None) for name in names),
-        KSL,
-        Workload("ksl-results", "ksl-results", paper="ksl"),
-        RELEASED,
-    ]
+METHODS = [
+    Workload(name, name)
+    for name in (
+        *("sac_state", "sac_pixel", "rad", "drq", "curl", "sac_ae", "pi_sac", "proto_rl"),
+        *("ksl", "ksl-results", "ksl-released"),
+    )
+]
+"""The rows of the table of methods."""
 
 
 def cost_cases(size: Size) -> dict[str, dict[int, Workload]]:
     """Return KSL with every k and every batch size, by what varies and its value."""
     usual = size.experiment("ksl").method.learning.batch_size
-    return {
-        what: {
-            value: KSL
-            if value == own
-            else Workload(f"ksl {what}={value}", "ksl", (f"method.{key}={value}",))
-            for value in cases
+    settings = (
+        ("k", "auxiliary.k", size.ks, 3),
+        ("batch", "learning.batch_size", size.batches, usual),
+    )
+    cases = {}
+    for what, key, values, own in settings:
+        cases[what] = {
+            value: Workload(f"ksl {what}={value}", "ksl", (f"method.{key}={value}",))
+            for value in values
         }
-        for what, key, cases, own in (
-            ("k", "auxiliary.k", size.ks, 3),
-            ("batch", "learning.batch_size", size.batches, usual),
-        )
-    }
+        cases[what][own] = KSL
+    return cases
 
 
 def paper_table() -> dict[str, float]:
@@ -182,10 +174,9 @@ class Steps:
         module = plain_module()
         if module is None:
             return None
-        experiment = self.size.experiment(workload.method, workload.overrides)
-        learner = module.Learner(experiment.method, spec_of(experiment))
+        agent = self.agent(workload)
+        learner, count = module.Learner(agent.method, agent.spec), period(agent)
         learner.fill(self.size.decisions)
-        count = period(self.agent(workload))
 
         def work() -> None:
             for _ in range(count):

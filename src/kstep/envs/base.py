@@ -113,7 +113,7 @@ class ControlEnv(gymnasium.Env[Array, Array], abc.ABC):
     def step(self, action: Array) -> tuple[Array, float, bool, bool, dict[str, Any]]:
         """Apply one action for `action_repeat` simulator steps, fewer where the episode ends."""
         if not self._running:
-            raise RuntimeError("the episode is over or not begun; call reset() first")
+            raise RuntimeError("the episode is over or has not begun; call reset() first")
         scaled = self._scale(action)
         total, env_steps = 0.0, 0
         terminated = truncated = False

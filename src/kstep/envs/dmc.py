@@ -157,7 +157,7 @@ class SuiteEnv(ControlEnv):
                     owner._free_contexts()
         gl.forget()
         raise RendererFailed(
-            f"{self} cannot be drawn ({failure}); `python -m kstep.envs.gl --check` says why"
+            f"{self} cannot be rendered ({failure}); `python -m kstep.envs.gl --check` says why"
         ) from failure
 
     def _tracer(self, height: int, width: int, camera: int) -> RayTracer:

@@ -155,7 +155,7 @@ def _find(force: str | None) -> GLBackend:
             # There is a device node but Mesa renders in software: OSMesa goes first then.
             software_egl = found
         elif not _satisfies(found, force):
-            failures.append(f"{name}: no GPU, drawn by {found.device}")
+            failures.append(f"{name}: no GPU, rendered by {found.device}")
         else:
             _remember(key, request, found)
             return found
@@ -195,14 +195,12 @@ def _candidates() -> Iterator[str]:
     if sys.platform in ("darwin", "win32"):
         yield "glfw"
         return
-    for name in _GL:
-        if name == "egl-gpu" and not _gpu_nodes():
-            continue
-        if name == "osmesa-wheel" and wheel_library() is None:
-            continue
-        if name == "glfw" and not _has_screen():
-            continue
-        yield name
+    possible = {
+        "egl-gpu": bool(_gpu_nodes()),
+        "osmesa-wheel": wheel_library() is not None,
+        "glfw": bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")),
+    }
+    yield from (name for name in _GL if possible.get(name, True))
 
 
 def _test(name: str, why: str) -> GLBackend | str:
@@ -286,21 +284,21 @@ def _accept_loaded(force: str | None) -> GLBackend:
             # dm_control was imported without rendering before, for states.
             raise _failure
         raise KstepError(
-            "dm_control was imported with rendering off, which it cannot take back; call "
+            "dm_control was imported with rendering off, which cannot be undone; call "
             "kstep.envs.gl.choose() before importing dm_control, or start a new process"
         )
     try:
         seen = _probe.measure()
     except Exception as error:  # whatever a driver raises
         raise KstepError(
-            f"dm_control was imported with MUJOCO_GL={gl}, which does not draw ({error}); call "
+            f"dm_control was imported with MUJOCO_GL={gl}, which does not render ({error}); call "
             "kstep.envs.gl.choose() before importing dm_control"
         ) from error
     name = "osmesa-wheel" if "lavavu" in seen["library"] else str(gl)
     backend = _backend(name, seen, "dm_control was imported before")
     if not _satisfies(backend, force):
         raise KstepError(
-            f"dm_control was imported before and draws with {backend.name}; "
+            f"dm_control was imported before and renders with {backend.name}; "
             f"start a new process for {force}"
         )
     return backend
@@ -310,11 +308,11 @@ def _nothing_works(request: str, failures: list[str]) -> str:
     tried = "".join(f"\n  {failure}" for failure in failures) or "\n  nothing to try"
     if request.startswith("MUJOCO_GL="):
         return (
-            f"{request} is set but does not draw; run `unset MUJOCO_GL` to have a working one "
+            f"{request} is set but does not render; run `unset MUJOCO_GL` to have a working one "
             f"chosen. Tried:{tried}"
         )
     if request != "auto":
-        return f"the rendering backend {request} does not draw. Tried:{tried}"
+        return f"the rendering backend {request} does not render. Tried:{tried}"
     if sys.platform != "linux":
         return f"no way to render was found. Tried:{tried}"
     is_root = hasattr(os, "geteuid") and os.geteuid() == 0 and shutil.which("apt-get") is not None
@@ -345,10 +343,6 @@ def _gpu_nodes() -> list[str]:
     return sorted(glob.glob("/dev/dri/*") + glob.glob("/dev/nvidia[0-9]*") + glob.glob("/dev/dxg"))
 
 
-def _has_screen() -> bool:
-    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
-
-
 def _machine_key() -> str:
     """Return a digest of everything that a cached test result depends on."""
     versions = {}
@@ -370,16 +364,8 @@ def _machine_key() -> str:
         for stem in ("libOSMesa", "libEGL", "libOpenGL", "libGL")
         for file in glob.glob(f"{folder}/{stem}.so*")
     )
-    facts = (
-        _CACHE_FORMAT,
-        socket.gethostname(),
-        sys.executable,
-        versions,
-        variables,
-        libraries,
-        _gpu_nodes(),
-        str(wheel_library()),
-    )
+    facts: list[object] = [_CACHE_FORMAT, socket.gethostname(), sys.executable]
+    facts += [versions, variables, libraries, _gpu_nodes(), str(wheel_library())]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
 
 

@@ -106,7 +106,7 @@ class GymnasiumEnv(ControlEnv):
         elif self._renders:
             image, source = self._rendered(), "a rendered image"
         else:
-            raise KstepError(f'{self} cannot be drawn: it has no render_mode="rgb_array"')
+            raise KstepError(f'{self} cannot be rendered: it has no render_mode="rgb_array"')
         is_colour = image.ndim == 3 and image.shape[2] in (1, 3)
         if image.dtype != np.uint8 or not is_colour:
             raise KstepError(
@@ -121,7 +121,7 @@ class GymnasiumEnv(ControlEnv):
             with self._blamed("render"):
                 return np.asarray(self._env.render())
         except gymnasium.error.Error as error:  # packages for rendering may be missing
-            raise KstepError(f"{self} cannot be drawn: {error}") from error
+            raise KstepError(f"{self} cannot be rendered: {error}") from error
 
     def close(self) -> None:
         """Close the wrapped environment."""

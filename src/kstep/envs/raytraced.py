@@ -91,7 +91,7 @@ class RayTracer:
                 use_fast_math=False,  # whose rounding may differ between CPUs
             )
         except NotImplementedError as error:
-            raise KstepError(f"the ray tracer cannot draw this model: {error}") from error
+            raise KstepError(f"the ray tracer cannot render this model: {error}") from error
         self._terrain = model.hfield_data.copy()
         self._geoms = int(model.ngeom)
         self._add_spare_geoms(model)

@@ -176,19 +176,13 @@ def serve(connection: Connection) -> None:
     from kstep import envs
 
     env: ControlEnv | None = None
-    try:
+    with contextlib.suppress(EOFError, OSError), contextlib.ExitStack() as stack:
         config, seed = connection.recv()
-        problem = ""
-        try:
-            env = envs.make(config, seed)
-        except KstepError as error:
-            problem = str(error)
         while True:
             name, *arguments = connection.recv()
-            if env is None:
-                connection.send(("error", problem))
-                continue
             try:
+                if env is None:
+                    env = stack.enter_context(contextlib.closing(envs.make(config, seed)))
                 if name == "describe":
                     # What every environment has: observation, size, camera, spaces and so on.
                     answer: Any = {k: v for k, v in vars(env).items() if not k.startswith("_")}
@@ -201,11 +195,6 @@ def serve(connection: Connection) -> None:
                 connection.send(("useless", str(error)))
             except KstepError as error:
                 connection.send(("error", str(error)))
-    except (EOFError, OSError):
-        pass
-    finally:
-        if env is not None:
-            env.close()
 
 
 if __name__ == "__main__":

@@ -95,19 +95,12 @@ class Shape:
             found.append((height, width, self.channels))
         return found
 
-    def match(
-        self,
-        observation: Tensor,
-        weights: Sequence[Tensor],
-        biases: Sequence[Tensor] | None = None,
-    ) -> None:
+    def match(self, observation: Tensor, weights: Sequence[Tensor]) -> None:
         """Raise if tensors do not have this shape: the library would read beyond them."""
         frames = (self.frames, self.height, self.width, self.colours)
         inputs = [self.frames * self.colours, *[CHANNELS] * (len(self.strides) - 1)]
         _same(tuple(observation.shape[1:]), frames, "frames")
         _same(_shapes(weights), [(CHANNELS, n, 3, 3) for n in inputs], "weights of shape")
-        if biases is not None:
-            _same(_shapes(biases), [(CHANNELS,)] * len(inputs), "biases of shape")
 
     def structure(self, batch: int) -> _Encoder:
         sizes = (batch, self.frames, self.height, self.width, self.colours, len(self.strides))
@@ -161,7 +154,8 @@ class Library:
     ) -> list[Tensor]:
         """Return the maps (B, H, W, 32) after each layer; only the last unless `keep`."""
         shape.require()
-        shape.match(observation, weights, biases)
+        shape.match(observation, weights)
+        _same(_shapes(biases), [(CHANNELS,)] * len(weights), "biases of shape")
         batch, sizes = len(observation), shape.maps()
         last = len(sizes) - 1
         maps = [_floats(batch, *s) if keep or i == last else None for i, s in enumerate(sizes)]
@@ -169,9 +163,7 @@ class Library:
             "encoder_forward",
             ctypes.byref(shape.structure(batch)),
             _pointer(observation, torch.uint8),
-            _pointers(weights),
-            _pointers(biases),
-            _pointers(maps),
+            *map(_pointers, (weights, biases, maps)),
             int(keep),
             torch.get_num_threads(),
         )
@@ -198,10 +190,7 @@ class Library:
             ctypes.byref(shape.structure(len(observation))),
             _pointer(gradient),
             _pointer(observation, torch.uint8),
-            _pointers(weights),
-            _pointers(maps),
-            _pointers(weight_gradients),
-            _pointers(bias_gradients),
+            *map(_pointers, (weights, maps, weight_gradients, bias_gradients)),
             torch.get_num_threads(),
         )
         return weight_gradients, bias_gradients
