@@ -240,7 +240,7 @@ def test_a_drawing_that_fails_is_drawn_again(monkeypatch: pytest.MonkeyPatch) ->
         assert fails == 0
         monkeypatch.setattr(gl, "forget", lambda: None)
         fails = 10**6
-        with pytest.raises(RendererFailed, match=r"cannot be drawn.*context lost"):
+        with pytest.raises(RendererFailed, match=r"cannot be rendered.*context lost"):
             env.current_frame()
     finally:
         env.close()

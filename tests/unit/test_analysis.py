@@ -26,7 +26,7 @@ from kstep.analysis.perturbation import (
 )
 from kstep.analysis.reward_mse import reward_mse
 from kstep.analysis.reward_pca import principal_components, reward_pca, separability
-from kstep.analysis.saliency import Saliency, attention, overlay, sensitivity, side_by_side
+from kstep.analysis.saliency import attention, focus, overlay, sensitivity, side_by_side
 from kstep.analysis.state_probe import state_probe
 from kstep.analysis.temporal import temporal
 from kstep.auxiliary.ksl import KSL
@@ -436,7 +436,7 @@ def test_attention_is_where_the_map_is_active() -> None:
     assert not enlarged[:, 7:].any()
     even, focused = np.ones((2, 10, 10)), np.zeros((2, 10, 10))
     focused[:, 0] = 1.0
-    assert Saliency(even, focused).focus == pytest.approx((0.1, 1.0))
+    assert (focus(even), focus(focused)) == pytest.approx((0.1, 1.0))
 
 
 @pytest.mark.parametrize("strides", [(2, 1, 1, 1), (2, 2, 1, 1)])
@@ -457,6 +457,6 @@ def test_overlays_are_pictures() -> None:
     frames = STACKS[:, -1]
     maps = np.zeros((5, 24, 24))
     assert overlay(frames, maps, 2).shape == (5, 48, 48, 3)
-    pictures = side_by_side(frames, Saliency(maps, maps), 4)
+    pictures = side_by_side(frames, (maps, maps), 4)
     assert pictures.shape == (5, 96, 288, 3)
     assert pictures.dtype == np.uint8

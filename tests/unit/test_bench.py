@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 from kstep import native
 from kstep.agent import Agent
 from kstep.bench import measure, parts, results, steps
 from kstep.bench.options import SECTIONS, Options
 from kstep.bench.parts import Meter, convolution_flops, measured
-from kstep.bench.results import Measurements, Promise
+from kstep.bench.results import Measurements, promise
 from kstep.bench.sizes import QUICK
 from kstep.bench.steps import KSL, RELEASED, SAC_PIXEL, Steps, Workload, step_name
 from kstep.bench.timing import Candidate, Times, interleave
@@ -79,7 +80,9 @@ def test_arithmetic_of_the_papers_encoder() -> None:
     # 9 -> 32 channels on 41x41, then 32 -> 32 on 39x39, 37x37 and 35x35.
     layers = [81 * 32 * 41**2, 288 * 32 * 39**2, 288 * 32 * 37**2, 288 * 32 * 35**2]
     maps = [(side, side, 32) for side in (41, 39, 37, 35)]
-    forward, backward = convolution_flops(9, maps)
+    shape = native.Shape(3, 84, 84, 3, (2, 1, 1, 1))
+    assert shape.maps() == maps
+    forward, backward = convolution_flops(shape)
     assert forward == 2 * sum(layers) == 84_561_984
     assert backward == 4 * sum(layers) - 2 * layers[0] == 160_409_664
 
@@ -108,7 +111,7 @@ def test_what_a_step_convolves(
     candidate = Steps(QUICK).split(workload, backend, 1)
     assert candidate.count == 2
     found = candidate.work()
-    assert found is not None
+    assert isinstance(found, dict)
     assert found[parts.FORWARD] / candidate.count == forward
     assert found[parts.BACKWARD] / candidate.count == backward
     for part in parts.PARTS:
@@ -123,13 +126,12 @@ def test_time_belongs_to_the_innermost_part() -> None:
     meter = Meter(clock)
     clock.time += 1
     meter.enter("encode backward")
-    depth = meter.depth
-    clock.time += 2
-    meter.enter("convolve backward")
-    clock.time += 4
-    meter.enter("sample")
-    clock.time += 8
-    meter.leave_to(depth)
+    with meter.during():
+        clock.time += 2
+        meter.enter("convolve backward")
+        clock.time += 4
+        meter.enter("sample")
+        clock.time += 8
     clock.time += 16
     meter.leave()
     clock.time += 32
@@ -169,30 +171,18 @@ def test_a_line_is_a_line() -> None:
 
 
 def test_promises_are_held_to_their_own_side() -> None:
-    assert Promise("fast", 2.0, 1.8, True).holds
-    assert not Promise("fast", 1.7, 1.8, True).holds
-    assert Promise("small", 2.0, 2.3, False).holds
-    assert not Promise("small", math.nan, 2.3, False).holds
+    assert promise("fast", 2.0, 1.8, True)["holds"]
+    assert not promise("fast", 1.7, 1.8, True)["holds"]
+    assert promise("small", 2.0, 2.3, False)["holds"]
+    assert not promise("small", math.nan, 2.3, False)["holds"]
 
 
 def taken(**rounds: list[float]) -> Times:
     return Times(dict(rounds), {name: {} for name in rounds})
 
 
-def all_of(times: Times, **changes: Any) -> Measurements:
-    known: dict[str, Any] = {
-        "times": times,
-        "threads": (1, 2),
-        "backends": ("torch", "native"),
-        "workloads": [SAC_PIXEL, KSL],
-        "ks": {},
-        "batches": {},
-        "memory": None,
-        "product_flops": 10**9,
-        "convolution_inputs": 9,
-        "convolution_maps": ((41, 41, 32),),
-    }
-    return Measurements(**{**known, **changes})
+def all_of(times: Times) -> Measurements:
+    return Measurements(times, QUICK, (1, 2), ("torch", "native"))
 
 
 def test_ratios_are_those_of_medians() -> None:
@@ -218,8 +208,9 @@ def test_ratios_are_those_of_medians() -> None:
 
 
 def test_rates_of_convolution() -> None:
-    forward, backward = convolution_flops(9, ((41, 41, 32),))
+    forward, backward = convolution_flops(QUICK.encoder_shape())
     times = taken(**{"split ksl/torch": [1.0], "matrix product/2": [20.0]})
+    product = 2 * QUICK.matrix**3 / 20e-3 / 1e9
     inside = {part: [1.0] for part in parts.PARTS}
     inside |= {"encode": [6.0], "convolve forward": [1.0], "convolve backward": [3.0]}
     inside |= {"encode forward": [2.0], "encode backward": [4.0]}
@@ -228,21 +219,21 @@ def test_rates_of_convolution() -> None:
     made = results.results(all_of(times))
     work = 60 * forward + 16 * backward
     row = made["convolutions"]["backends"]["torch"]
-    assert made["convolutions"]["product_gflops"] == pytest.approx(50.0)
+    assert made["convolutions"]["product_gflops"] == pytest.approx(product)
     assert row["gflops"]["all"] == pytest.approx(work / 4e-3 / 1e9)
     assert row["gflops"]["backward"] == pytest.approx(16 * backward / 3e-3 / 1e9)
     assert row["gflops_with_conversion_and_relu"]["all"] == pytest.approx(work / 6e-3 / 1e9)
-    assert row["of_product"] == pytest.approx(work / 4e-3 / 1e9 / 50)
+    assert row["of_product"] == pytest.approx(work / 4e-3 / 1e9 / product)
     assert made["split"]["torch"]["share"]["encode"] == pytest.approx(6 / 11)
 
 
 def test_the_table_has_every_controlled_method_and_every_reading() -> None:
-    names = [workload.name for workload in steps.workloads()]
+    names = [workload.name for workload in steps.METHODS]
     assert names == [
         *("sac_state", "sac_pixel", "rad", "drq", "curl", "sac_ae", "pi_sac", "proto_rl"),
         *("ksl", "ksl-results", "ksl-released"),
     ]
-    for workload in steps.workloads():
+    for workload in steps.METHODS:
         QUICK.experiment(workload.method, workload.overrides).validate()
 
 
@@ -277,7 +268,7 @@ def test_a_quick_runs_numbers_agree(quick: tuple[Path, dict[str, Any]]) -> None:
         name = f"{row['method']}/{row['backend']}/1"
         base = times[f"step sac_pixel/{row['backend']}/1"]
         assert row["normalized"] == pytest.approx(times[f"step {name}"] / base)
-    methods = [workload.name for workload in steps.workloads()]
+    methods = [workload.name for workload in steps.METHODS]
     assert len(document["methods"]) == len(methods) * len(document["backends"])
     assert {row["method"] for row in document["plain"]} == {"ksl", "ksl-released"}
     for backend in document["backends"]:
@@ -335,12 +326,12 @@ def test_without_the_kernels_pytorch_is_measured_alone(monkeypatch: pytest.Monke
     def unavailable(*_: object) -> None:
         raise native.Unavailable("not built")
 
-    monkeypatch.setattr(measure, "require_native", unavailable)
-    run = measure._Run(Options(quick=True))
+    monkeypatch.setattr(native, "kernels", unavailable)
+    run = measure._Run(Options(quick=True), Console(quiet=True))
     assert run.backends == ("torch",)
     assert run.notices == ["native encoder: left out (not built)"]
     with pytest.raises(native.Unavailable):
-        measure._Run(Options(quick=True, backend="native"))
+        measure._Run(Options(quick=True, backend="native"), Console(quiet=True))
 
 
 def test_period_is_until_every_part_was_due() -> None:

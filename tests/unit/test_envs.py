@@ -447,7 +447,7 @@ def test_environments_that_misbehave_later_are_named(opened: Any) -> None:
 def test_blind_environments_still_give_states_but_no_film(opened: Any) -> None:
     env = opened("gym:KstepBlind-v0", observation="state")
     assert env.reset(seed=0)[0].shape == (4,)
-    with pytest.raises(KstepError, match="cannot be drawn"):
+    with pytest.raises(KstepError, match="cannot be rendered"):
         env.film_frame(10, 10)
 
 

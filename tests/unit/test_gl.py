@@ -151,7 +151,7 @@ def test_software_behind_a_gpu_node_is_not_tested_twice(fake: Fake) -> None:
 
 def test_forcing_the_gpu_does_not_accept_software(fake: Fake) -> None:
     fake("egl-gpu", "egl")
-    with pytest.raises(KstepError, match=r"egl-gpu(.|\n)*drawn by llvmpipe"):
+    with pytest.raises(KstepError, match=r"egl-gpu(.|\n)*rendered by llvmpipe"):
         gl.choose("egl-gpu")
 
 
@@ -181,7 +181,10 @@ def test_the_users_choice_is_respected(fake: Fake, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("osmesa", r"MUJOCO_GL=osmesa is set but does not draw.*unset MUJOCO_GL(.|\n)*no such lib"),
+        (
+            "osmesa",
+            r"MUJOCO_GL=osmesa is set but does not render.*unset MUJOCO_GL(.|\n)*no such lib",
+        ),
         ("off", "switches rendering off.*unset MUJOCO_GL"),
         ("vulkan", "not something dm_control knows.*unset MUJOCO_GL"),
     ],
@@ -302,7 +305,7 @@ def test_states_need_no_rendering_and_pixels_say_so() -> None:
     )
     lines = done.stdout.splitlines()
     assert lines[0] == "(5,) off", done.stderr
-    assert "cannot be drawn" in lines[1]
+    assert "cannot be rendered" in lines[1]
     # Not that dm_control came too early, which was kstep's own doing.
     assert "switches rendering off" in lines[2]
 

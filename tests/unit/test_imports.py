@@ -100,12 +100,11 @@ def test_the_page_has_the_same_layers() -> None:
 @pytest.mark.parametrize(
     ("modules", "unwanted"),
     [
-        # Every module but the one that draws bench's picture, which is imported for that alone.
         (
             [
                 ".".join(("kstep", *path.relative_to(SOURCE).with_suffix("").parts))
                 for path in FILES
-                if path.name not in ("__init__.py", "__main__.py", "figure.py")
+                if path.name not in ("__init__.py", "__main__.py")
             ],
             ["matplotlib"],
         ),

@@ -157,9 +157,9 @@ def test_the_free_camera_sees_the_ball(tracer: RayTracer) -> None:
     assert (free != simulator.drawn(tracer)).any()
 
 
-def test_an_unknown_camera_is_refused(tracer: RayTracer) -> None:
-    with pytest.raises(KstepError, match="cameras 0 to 0"):
-        Simulator().tracer(camera=1)
+def test_an_unknown_camera_is_refused() -> None:
+    with pytest.raises(KstepError, match="cameras 0 to 1 and the free camera -1, not 2"):
+        make(EnvConfig("cartpole_swingup", camera=2, renderer="raytraced"), seed=1)
 
 
 def test_a_model_without_a_camera_is_refused(tracer: RayTracer) -> None:

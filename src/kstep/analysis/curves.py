@@ -28,9 +28,8 @@ def panels(
 ) -> Figure:
     """Draw one panel per column in `titles`; `level` is a column to draw as a dashed line."""
     shown = canvas(4.6 * len(titles), 3.4)
-    for axes, (column, title) in zip(
-        np.atleast_1d(np.asarray(shown.subplots(1, len(titles)))), titles.items(), strict=True
-    ):
+    grid = shown.subplots(1, len(titles), squeeze=False)
+    for axes, (column, title) in zip(grid[0], titles.items(), strict=True):
         lines(axes, rows, column)
         if level is not None:
             axes.axhline(float(rows[0][level]), color="grey", linestyle="--", label=level)

@@ -33,6 +33,8 @@ from kstep.types import Array, KstepError
 from kstep.values import encode
 
 FORMAT = 1
+PER_STATE = ("action", "reward", "state", "episode")
+"""The arrays of a set with one row per state, beside the frames."""
 BATCH = 64
 """States encoded at a time: few enough that activations stay in the cache."""
 
@@ -72,10 +74,16 @@ class EvaluationSet:
 
         An episode's first frame is repeated before its start, as when acting.
         """
-        frames = self._frames(size or self.size)
+        size = size or self.size
+        if size not in self.frames:
+            raise KstepError(
+                f"the evaluation set has frames of {', '.join(map(str, self.frames))} pixels, the "
+                f"encoder takes {size}. Collect it with --sizes "
+                f"{' '.join(map(str, [*self.frames, size]))}"
+            )
         first = np.searchsorted(self.episode, self.episode[states])
         back = np.arange((stack or self.stack) - 1, -1, -1)
-        return frames[np.maximum(states[:, None] - back, first[:, None])]
+        return self.frames[size][np.maximum(states[:, None] - back, first[:, None])]
 
     def batches(
         self, size: int | None = None, stack: int | None = None, states: Array | None = None
@@ -97,39 +105,17 @@ class EvaluationSet:
 
     def first(self, episodes: int) -> EvaluationSet:
         """Return the set of its first few episodes."""
-        return self._subset(np.arange(np.searchsorted(self.episode, episodes)))
-
-    def _subset(self, states: Array) -> EvaluationSet:
-        return replace(
-            self,
-            frames={size: frames[states] for size, frames in self.frames.items()},
-            action=self.action[states],
-            reward=self.reward[states],
-            state=self.state[states],
-            episode=self.episode[states],
-        )
-
-    def _frames(self, size: int) -> Array:
-        if size not in self.frames:
-            raise KstepError(
-                f"the evaluation set has frames of {', '.join(map(str, self.frames))} pixels, the "
-                f"encoder takes {size}. Collect it with --sizes "
-                f"{' '.join(map(str, [*self.frames, size]))}"
-            )
-        return self.frames[size]
+        count = np.searchsorted(self.episode, episodes)
+        frames = {size: frames[:count] for size, frames in self.frames.items()}
+        return replace(self, frames=frames, **{n: getattr(self, n)[:count] for n in PER_STATE})
 
     def save(self, folder: Path) -> None:
         """Write the set into a new folder."""
         if folder.exists() and any(folder.iterdir()):
             raise KstepError(f"{folder} exists and is not empty; choose another --output")
         folder.mkdir(parents=True, exist_ok=True)
-        arrays = {
-            "action": self.action,
-            "reward": self.reward,
-            "state": self.state,
-            "episode": self.episode,
-            **{f"frames/{size}": frames for size, frames in self.frames.items()},
-        }
+        arrays = {name: getattr(self, name) for name in PER_STATE}
+        arrays |= {f"frames/{size}": frames for size, frames in self.frames.items()}
         path = folder / "states.safetensors"
         write_atomically(path, safetensors.numpy.save(arrays))
         about = {
@@ -160,13 +146,10 @@ class EvaluationSet:
             raise KstepError(f"{folder} is not an evaluation set: {error}") from error
         return cls(
             frames={size: arrays[f"frames/{size}"] for size in about["sizes"]},
-            action=arrays["action"],
-            reward=arrays["reward"],
-            state=arrays["state"],
             quantities=tuple(about["quantities"]),
-            episode=arrays["episode"],
             stack=about["stack"],
             provenance=about["provenance"],
+            **{name: arrays[name] for name in PER_STATE},
         )
 
 

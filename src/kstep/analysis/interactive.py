@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import html
 import json
 from collections.abc import Sequence
 
 import numpy as np
 
 from kstep.analysis.tables import Row, grouped
-from kstep.types import Array
 
 PAGE = """<!doctype html>
-<meta charset="utf-8"><title>%(title)s</title>
+<meta charset="utf-8"><title>reward-pca</title>
 <style>
  body { font: 14px sans-serif; margin: 1em; background: #fff; color: #222 }
  canvas { border: 1px solid #ccc; cursor: grab; touch-action: none }
 </style>
-<h3>%(title)s</h3>
+<h3>reward-pca</h3>
 <label>encoder <select id="which"></select></label>
 <span>colour is the reward, from %(low)s (dark) to %(high)s (bright); drag to rotate</span><br>
 <canvas id="view" width="720" height="560"></canvas>
@@ -59,28 +57,19 @@ draw();
 """
 
 
-def page(points: Sequence[Row], title: str = "reward-pca") -> str:
+def page(points: Sequence[Row]) -> str:
     """Return the page for the rows of the table `reward-pca-points`."""
     rewards = np.array([float(point["reward"]) for point in points])
     low, high = float(rewards.min()), float(rewards.max())
     clouds = []
-    for whose, own in grouped(points, "label", "task", "seed", "env_steps").items():
-        label, task, seed, mark = whose
+    encoders = grouped(points, "label", "task", "seed", "env_steps")
+    for (label, task, seed, mark), own in encoders.items():
         name = f"{label} {task} seed {seed} at {mark:,} env_steps"
         level = (np.array([float(p["reward"]) for p in own]) - low) / ((high - low) or 1.0)
-        clouds.append({"name": name, "points": _scaled(own, level).round(3).tolist()})
+        positions = np.array([[float(p[axis]) for axis in ("pc1", "pc2", "pc3")] for p in own])
+        positions /= np.linalg.norm(positions, axis=1).max() or 1.0  # into the unit ball
+        spots = np.column_stack((positions, level))
+        clouds.append({"name": name, "points": spots.round(3).tolist()})
     # "</" anywhere would end the script.
     data = json.dumps(clouds, separators=(",", ":")).replace("</", "<\\/")
-    return PAGE % {
-        "title": html.escape(title),
-        "low": f"{low:.3g}",
-        "high": f"{high:.3g}",
-        "clouds": data,
-    }
-
-
-def _scaled(points: Sequence[Row], level: Array) -> Array:
-    """Return (N, 4): components scaled to the unit ball, and the brightness."""
-    positions = np.array([[float(p["pc1"]), float(p["pc2"]), float(p["pc3"])] for p in points])
-    farthest = np.linalg.norm(positions, axis=1).max() or 1.0
-    return np.column_stack((positions / farthest, level))
+    return PAGE % {"low": f"{low:.3g}", "high": f"{high:.3g}", "clouds": data}

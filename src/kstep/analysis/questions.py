@@ -12,7 +12,7 @@ or, for a function of your own,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -84,6 +84,18 @@ class Subject:
 
 
 @dataclass(frozen=True)
+class Findings:
+    """The answer to one question about one encoder."""
+
+    rows: list[Row]
+    """Of the main table."""
+    tables: Tables = field(default_factory=dict)
+    """Further tables."""
+    video: Array | None = None
+    """(N, H, W, 3) frames"""
+
+
+@dataclass(frozen=True)
 class Case:
     """One encoder and the states, which are encoded once for all questions."""
 
@@ -105,14 +117,9 @@ class Case:
     def row(self, **values: Any) -> Row:
         return {**self.subject.identity, **values}
 
-
-@dataclass(frozen=True)
-class Findings:
-    """The answer to one question about one encoder."""
-
-    tables: Tables = field(default_factory=dict)
-    video: Array | None = None
-    """(N, H, W, 3) frames"""
+    def measured(self, values: Any) -> Findings:
+        """Return one row with the fields of a dataclass."""
+        return Findings([self.row(**asdict(values))])
 
 
 @dataclass(frozen=True)
@@ -190,7 +197,9 @@ def analyze_all(
     """
     if perturbed < 1:
         raise KstepError(f"--perturbed must be at least 1, not {perturbed}")
-    chosen = [find(name) for name in questions]
+    for name in questions:
+        names.require(name, QUESTIONS, "question")
+    chosen = [QUESTIONS[name] for name in questions]
     tables: dict[str, Tables] = {question.name: {} for question in chosen}
     videos: dict[str, dict[str, Array]] = {question.name: {} for question in chosen}
     known: set[tuple[str | int, ...]] = set()
@@ -205,7 +214,7 @@ def analyze_all(
         case = Case(subject, on, perturbed)
         for question in chosen:
             findings = question.ask(case)
-            for name, rows in findings.tables.items():
+            for name, rows in ((question.name, findings.rows), *findings.tables.items()):
                 tables[question.name].setdefault(name, []).extend(rows)
             if findings.video is not None:
                 parts = (subject.label, subject.task, f"seed{subject.seed}", subject.env_steps)
@@ -258,34 +267,17 @@ def _files(path: Path, at: Sequence[int], whole_runs: bool) -> list[Path]:
     return [by_mark[mark] for mark in by_mark if not at or mark in at]
 
 
-def find(name: str) -> Question:
-    names.require(name, QUESTIONS, "question")
-    return QUESTIONS[name]
-
-
 def _reward_pca(case: Case) -> Findings:
     on = case.on
     found = reward_pca.reward_pca(case.latents, on.reward, on.episode)
-    main = case.row(
-        states=len(on),
-        variance_1=found.variance[0],
-        variance_2=found.variance[1],
-        variance_3=found.variance[2],
-        separability_2=found.separability_2,
-        separability_3=found.separability_3,
-        separability_all=found.separability_all,
-    )
+    numbers = {f"variance_{i}": share for i, share in enumerate(found.variance, start=1)}
+    numbers |= {name: v for name, v in vars(found).items() if name.startswith("separability")}
+    main = case.row(states=len(on), **numbers)
     points = [
         case.row(state=i, reward=float(reward), pc1=float(x), pc2=float(y), pc3=float(z))
         for i, (reward, (x, y, z)) in enumerate(zip(on.reward, found.components, strict=True))
     ]
-    return Findings({"reward-pca": [main], "reward-pca-points": points})
-
-
-def _reward_mse(case: Case) -> Findings:
-    on = case.on
-    found = reward_mse.reward_mse(case.latents, on.reward, on.episode)
-    return Findings({"reward-mse": [case.row(**asdict(found))]})
+    return Findings([main], {"reward-pca-points": points})
 
 
 def _perturbation(case: Case) -> Findings:
@@ -303,7 +295,7 @@ def _perturbation(case: Case) -> Findings:
             versions.append(np.concatenate(parts))
         found = perturbation.perturbation(np.stack(versions), case.latents)
         rows.append(case.row(perturbation=kind, **asdict(found)))
-    return Findings({"perturbation": rows})
+    return Findings(rows)
 
 
 def _changes(tables: Tables) -> Tables:
@@ -314,36 +306,19 @@ def _changes(tables: Tables) -> Tables:
     return {"perturbation-changes": known} if known else {}
 
 
-def _temporal(case: Case) -> Findings:
-    found = temporal.temporal(case.latents, case.on.episode)
-    return Findings({"temporal": [case.row(**asdict(found))]})
-
-
 def _gradients(case: Case) -> Findings:
     found = case.subject.saved("gradients").angles
     if not found:
-        return Findings()  # one optimizer only, or no update yet
+        return Findings([])  # one optimizer only, or no update yet
     layers = [case.row(tensor=name, cosine=angle.cosine) for name, angle in found.items()]
-    return Findings(
-        {"gradients": [case.row(**asdict(gradients.gradients(found)))], "gradients-layers": layers}
-    )
-
-
-def _collapse(case: Case) -> Findings:
-    return Findings({"collapse": [case.row(**asdict(collapse.collapse(case.latents)))]})
+    return replace(case.measured(gradients.gradients(found)), tables={"gradients-layers": layers})
 
 
 def _state_probe(case: Case) -> Findings:
     on = case.on
     found = state_probe.state_probe(case.latents, on.state, on.episode)
-    return Findings(
-        {
-            "state-probe": [
-                case.row(quantity=name, r2=float(value))
-                for name, value in zip(on.quantities, found, strict=True)
-            ]
-        }
-    )
+    pairs = zip(on.quantities, found, strict=True)
+    return Findings([case.row(quantity=name, r2=float(value)) for name, value in pairs])
 
 
 def _horizon(case: Case) -> Findings:
@@ -352,12 +327,10 @@ def _horizon(case: Case) -> Findings:
     with opened(case.subject.run) as (agent, _, _):
         found = horizon.horizon(*horizon.predictions(agent, case.on, AHEAD))
     return Findings(
-        {
-            "horizon": [
-                case.row(horizon=found.steps, ahead=j + 1, model=float(model), still=float(still))
-                for j, (model, still) in enumerate(zip(found.model, found.still, strict=True))
-            ]
-        }
+        [
+            case.row(horizon=found.steps, ahead=j + 1, model=float(model), still=float(still))
+            for j, (model, still) in enumerate(zip(found.model, found.still, strict=True))
+        ]
     )
 
 
@@ -381,10 +354,12 @@ def _saliency(case: Case) -> Findings:
             )
         )
         moves.append(saliency.sensitivity(encoder, part, generator))
-    maps = saliency.Saliency(np.concatenate(looks), np.concatenate(moves))
-    focus = dict(zip(("attention_focus", "sensitivity_focus"), maps.focus, strict=True))
-    video = saliency.side_by_side(views[:, -1], maps, scale=2)
-    return Findings({"saliency": [case.row(**focus)]}, video)
+    attention, sensitivity = np.concatenate(looks), np.concatenate(moves)
+    row = case.row(
+        attention_focus=saliency.focus(attention), sensitivity_focus=saliency.focus(sensitivity)
+    )
+    video = saliency.side_by_side(views[:, -1], (attention, sensitivity), scale=2)
+    return Findings([row], video=video)
 
 
 QUESTIONS: dict[str, Question] = {
@@ -396,21 +371,33 @@ QUESTIONS: dict[str, Question] = {
             lambda t, v: reward_pca.figure(t["reward-pca"], t["reward-pca-points"]),
             pages=lambda t: {"reward-pca": interactive.page(t["reward-pca-points"])},
         ),
-        Question("reward-mse", _reward_mse, lambda t, v: reward_mse.figure(t["reward-mse"])),
+        Question(
+            "reward-mse",
+            lambda c: c.measured(reward_mse.reward_mse(c.latents, c.on.reward, c.on.episode)),
+            lambda t, v: reward_mse.figure(t["reward-mse"]),
+        ),
         Question(
             "perturbation",
             _perturbation,
             lambda t, v: perturbation.figure(t["perturbation"]),
             _changes,
         ),
-        Question("temporal", _temporal, lambda t, v: temporal.figure(t["temporal"])),
+        Question(
+            "temporal",
+            lambda c: c.measured(temporal.temporal(c.latents, c.on.episode)),
+            lambda t, v: temporal.figure(t["temporal"]),
+        ),
         Question(
             "gradients",
             _gradients,
             lambda t, v: gradients.figure(t["gradients"], t["gradients-layers"]),
             lambda t: {"gradients-tasks": gradients.per_task(t["gradients"])},
         ),
-        Question("collapse", _collapse, lambda t, v: collapse.figure(t["collapse"])),
+        Question(
+            "collapse",
+            lambda c: c.measured(collapse.collapse(c.latents)),
+            lambda t, v: collapse.figure(t["collapse"]),
+        ),
         Question("state-probe", _state_probe, lambda t, v: state_probe.figure(t["state-probe"])),
         Question("horizon", _horizon, lambda t, v: horizon.figure(t["horizon"]), whole_runs=True),
         Question("saliency", _saliency, lambda t, v: saliency.figure(list(v.items()))),

@@ -73,8 +73,6 @@ def principal_components(latents: Array) -> tuple[Array, Array]:
 def separability(latents: Array, high: Array, episode: Array) -> float:
     """Return the balanced accuracy of linear classifiers, each state judged by one that was fitted
     without its episode."""
-    if high.all() or not high.any():
-        return float("nan")
     guess = np.zeros(len(high), bool)
     judged = np.zeros(len(high), bool)
     for out in fit.held_out_states(episode):
@@ -101,7 +99,6 @@ def figure(rows: Sequence[Row], points: Sequence[Row]) -> Figure:
     rewards = [float(point["reward"]) for point in points]
     encoders = grouped(rows, "label", "task", "env_steps")
     clouds = grouped(points, "label", "task", "env_steps", "seed")
-    dots = None
     for (label, task), line in zip(whose, grid, strict=True):
         for mark, axes in zip(marks, line, strict=True):
             axes.set(xticks=[], yticks=[])
@@ -126,6 +123,5 @@ def figure(rows: Sequence[Row], points: Sequence[Row]) -> Figure:
                 f"{explained:.0%} of variance, {len(own):,} states",
                 fontsize=8,
             )
-    if dots is not None:
-        shown.colorbar(dots, ax=grid.ravel().tolist(), label="reward", shrink=0.6)
+    shown.colorbar(dots, ax=grid.ravel().tolist(), label="reward", shrink=0.6)
     return shown

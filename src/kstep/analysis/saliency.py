@@ -12,7 +12,6 @@ Beyond the paper. Two maps per state, both at the size of the image:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -21,21 +20,6 @@ from kstep.analysis.curves import Figure, canvas
 from kstep.types import Array, Encode
 
 PROJECTIONS = 8
-
-
-@dataclass(frozen=True)
-class Saliency:
-    """Both maps of every state."""
-
-    attention: Array
-    """(N, H, W)"""
-    sensitivity: Array
-    """(N, H, W)"""
-
-    @property
-    def focus(self) -> tuple[float, float]:
-        """For both maps, the share of the brightest tenth of pixels; 0.1 if uniform."""
-        return _focus(self.attention), _focus(self.sensitivity)
 
 
 def attention(maps: Array, strides: Sequence[int], height: int, width: int) -> Array:
@@ -73,7 +57,7 @@ def sensitivity(encode: Encode, stacks: Array, generator: torch.Generator) -> Ar
     return (total / PROJECTIONS).sqrt().numpy()
 
 
-def overlay(frames: Array, maps: Array, scale: int = 4) -> Array:
+def overlay(frames: Array, maps: Array, scale: int) -> Array:
     """Overlay maps (N, H, W) on frames (N, H, W, 3) uint8 as a heat map, enlarged by `scale`."""
     from matplotlib import colormaps
 
@@ -90,16 +74,10 @@ def enlarged(frames: Array, scale: int) -> Array:
     return frames.repeat(scale, axis=1).repeat(scale, axis=2)
 
 
-def side_by_side(frames: Array, maps: Saliency, scale: int = 4) -> Array:
-    """Return frames of a video: the image, attention over it, sensitivity over it."""
-    return np.concatenate(
-        (
-            enlarged(frames, scale),
-            overlay(frames, maps.attention, scale),
-            overlay(frames, maps.sensitivity, scale),
-        ),
-        axis=2,
-    )
+def side_by_side(frames: Array, maps: Sequence[Array], scale: int) -> Array:
+    """Return frames of a video: the images (N, H, W, 3) and every map (N, H, W) over them."""
+    overlays = [overlay(frames, each, scale) for each in maps]
+    return np.concatenate([enlarged(frames, scale), *overlays], axis=2)
 
 
 def figure(pictures: Sequence[tuple[str, Array]]) -> Figure:
@@ -115,7 +93,8 @@ def figure(pictures: Sequence[tuple[str, Array]]) -> Figure:
     return shown
 
 
-def _focus(maps: Array) -> float:
+def focus(maps: Array) -> float:
+    """Return the share of the brightest tenth of pixels in maps (N, H, W); 0.1 if uniform."""
     flat = np.sort(maps.reshape(len(maps), -1), axis=1)
     most = flat[:, -max(1, flat.shape[1] // 10) :].sum(axis=1)
     total = flat.sum(axis=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped, unused-ignore]
@@ -25,51 +26,50 @@ def doctor(console: Console, backend: str | None = None) -> bool:
 
     `backend` names the only way to render that is tested.
     """
-    say(console, "versions", "bold")
+    line = partial(say, console)
+    line("versions", "bold")
     for name, version in system.versions().items():
-        say(console, f"  {name:12} {version}")
+        line(f"  {name:12} {version}")
 
-    say(console, "processor", "bold")
-    say(console, f"  {system.processor()}")
+    line("processor", "bold")
+    line(f"  {system.processor()}")
     cores, threads = len(os.sched_getaffinity(0)), torch.get_num_threads()
-    say(console, f"  {cores} cores usable, torch uses {threads} threads")
+    line(f"  {cores} cores usable, torch uses {threads} threads")
     if cores > 1:
         ways = [f"{runs} at once: --threads {cores // runs} each" for runs in sorted({2, cores})]
-        say(
-            console,
-            f"  one run uses all of them; {'; '.join(ways)}. Oversubscribing cores slows every run",
+        line(
+            f"  one run uses all of them; {'; '.join(ways)}. Oversubscribing cores slows every run"
         )
     devices = ["cpu"]
     devices += ["cuda"] if torch.cuda.is_available() else []
     devices += ["mps"] if torch.backends.mps.is_available() else []
-    say(console, f"  devices: {', '.join(devices)}")
+    line(f"  devices: {', '.join(devices)}")
 
-    say(console, "encoder", "bold")
+    line("encoder", "bold")
     for name, strides in (("paper's size", (2, 1, 1, 1)), ("compact", (2, 2, 1, 1))):
         shape = native_shape(PixelEncoderConfig(strides=strides), (84, 84, 3), 3)
         choice = native.choose("auto", shape)
-        say(console, f"  {name}: {choice.backend} ({choice.reason})")
+        line(f"  {name}: {choice.backend} ({choice.reason})")
 
-    say(console, "memory", "bold")
+    line("memory", "bold")
     free = int(psutil.virtual_memory().available)
     spec = EnvSpec("pixels", (84, 84, 3), 1, 8, 125)
     needed = Replay.bytes_needed(ReplayConfig(), spec)
     fits = "fits" if needed < 0.8 * free else "does not fit: use train with --replay disk"
-    say(
-        console,
+    line(
         f"  {free / 1e9:.1f} GB free; the default replay (100,000 decisions of 84x84 frames) "
-        f"needs {needed / 1e9:.2f} GB: {fits}",
+        f"needs {needed / 1e9:.2f} GB: {fits}"
     )
-    say(console, f"  {psutil.disk_usage(str(Path.cwd())).free / 1e9:.0f} GB free on disk here")
+    line(f"  {psutil.disk_usage(str(Path.cwd())).free / 1e9:.0f} GB free on disk here")
 
-    say(console, "rendering", "bold")
+    line("rendering", "bold")
     try:
         chosen = gl.choose(backend)
     except KstepError as error:
-        say(console, f"  {error}", "red")
+        line(f"  {error}", "red")
         return False
-    say(console, f"  {gl.describe(chosen)}")
-    say(console, f"  library {chosen.library or '?'}, device {chosen.device or '?'}")
+    line(f"  {gl.describe(chosen)}")
+    line(f"  library {chosen.library or '?'}, device {chosen.device or '?'}")
     if chosen.note:
-        say(console, f"  {chosen.note}")
+        line(f"  {chosen.note}")
     return True

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-
+from kstep.analysis.curves import canvas
 from kstep.bench.parts import PARTS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 COLOURS = {"torch": "#2c6fbb", "native": "#c0392b"}
 PART_COLOURS = ("#7f8c8d", "#bdc3c7", "#2c6fbb", "#e67e22", "#8e44ad", "#27ae60")
@@ -21,21 +21,17 @@ def draw(document: dict[str, Any], path: Path) -> bool:
 
     Returns whether there was any of them.
     """
-    panels = [
-        (section, panel)
-        for section, panel in (
-            ("methods", _methods),
-            ("split", _split),
-            ("convolutions", _convolutions),
-            ("cost", _cost),
-        )
-        if document.get(section)
-    ]
+    every: tuple[tuple[str, Callable[[Axes, Any], None]], ...] = (
+        ("methods", _methods),
+        ("split", _split),
+        ("convolutions", _convolutions),
+        ("cost", _cost),
+    )
+    panels = [(section, panel) for section, panel in every if document.get(section)]
     if not panels:
         return False
     rows = (len(panels) + 1) // 2
-    figure = Figure(figsize=(12, 4.5 * rows), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = canvas(12, 4.5 * rows)
     for number, (section, panel) in enumerate(panels, start=1):
         axes = figure.add_subplot(rows, 2, number)
         panel(axes, document[section])

@@ -14,9 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
 
+from kstep import envs
+from kstep.agent import Agent
 from kstep.bench.sizes import PAPER, QUICK, Size
+from kstep.bench.steps import fill, spec_of
+from kstep.data.replay import Replay
+from kstep.data.ring import ReplayConfig
 from kstep.native import Backend
+from kstep.rng import Streams
+from kstep.run import system
 from kstep.types import KstepError
 
 STEPS = 4
@@ -24,7 +32,7 @@ STEPS = 4
 
 def measure(size: Size, backend: Backend, threads: int) -> dict[str, Any]:
     """Measure in a separate process."""
-    what = json.dumps([size.name, backend, threads])
+    what = json.dumps([size.preset, backend, threads])
     command = [sys.executable, "-P", "-m", "kstep.bench.memory", what]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -54,16 +62,6 @@ def peak() -> int:
 
 def here(size: Size, backend: Backend, threads: int) -> dict[str, Any]:
     """Measure in this process."""
-    import torch
-
-    from kstep import envs
-    from kstep.agent import Agent
-    from kstep.bench.steps import fill, spec_of
-    from kstep.data.replay import Replay
-    from kstep.data.ring import ReplayConfig
-    from kstep.rng import Streams
-    from kstep.run import system
-
     system.keep_freed_memory()
     torch.set_num_threads(threads)
     experiment = size.experiment("ksl")
@@ -93,10 +91,6 @@ def here(size: Size, backend: Backend, threads: int) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    name, backend, threads = json.loads(sys.argv[1])
-    print(json.dumps(here(PAPER if name == PAPER.name else QUICK, backend, threads)))
-
-
 if __name__ == "__main__":
-    main()
+    preset, backend, threads = json.loads(sys.argv[1])
+    print(json.dumps(here(PAPER if preset == PAPER.preset else QUICK, backend, threads)))

@@ -26,7 +26,7 @@ class Options:
     backend: Literal["both", "torch", "native"] = "both"
     """What computes the convolutions."""
     quick: bool = False
-    """A small size and two rounds: whether it works, not how fast it is."""
+    """A small size and two rounds, to see whether it works, not how fast it is."""
     out: Path | None = None
     """The JSON file, the figure beside it; default bench.json, with a date where that exists."""
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -25,6 +25,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from kstep import native
 from kstep.data.augment import Augment
 from kstep.data.replay import Replay
 from kstep.nets.backends import BFloat16Encoder, CompiledEncoder, NativeEncoder
@@ -47,12 +48,19 @@ class Meter:
         self._since = now()
 
     @property
-    def depth(self) -> int:
-        return len(self._open)
-
-    @property
     def part(self) -> str:
         return self._open[-1]
+
+    @contextmanager
+    def during(self, part: str | None = None) -> Iterator[None]:
+        """Attribute time to a part, or still to the open one, and close what was opened inside."""
+        depth = len(self._open)
+        self.enter(part or self.part)
+        try:
+            yield
+        finally:
+            self._turn()
+            del self._open[depth:]
 
     def enter(self, part: str) -> None:
         self._turn()
@@ -62,24 +70,17 @@ class Meter:
         self._turn()
         self._open.pop()
 
-    def leave_to(self, depth: int) -> None:
-        """Close whatever was opened beyond this depth."""
-        self._turn()
-        del self._open[depth:]
-
     def results(self) -> dict[str, float]:
         """Return milliseconds by part, of the convolutions by direction, and images."""
         self._turn()
-        ms = {part: 1000 * seconds for part, seconds in self.seconds.items()}
-        ways = ("forward", "backward")
-        convolving = {f"convolve {way}": ms.pop(f"convolve {way}", 0.0) for way in ways}
-        around = {f"encode {way}": ms.pop(f"encode {way}", 0.0) for way in ways}
-        whole = {f"encode {w}": around[f"encode {w}"] + convolving[f"convolve {w}"] for w in ways}
-        if not any(convolving.values()):
+        ms = defaultdict(float, {part: 1000 * spent for part, spent in self.seconds.items()})
+        found = {part: ms[part] for part in PARTS} | self.images
+        for way in ("forward", "backward"):
+            found[f"encode {way}"] = ms[f"encode {way}"] + ms[f"convolve {way}"]
+            found["encode"] += found[f"encode {way}"]
             # Our kernels are one call: conversion, convolution and ReLU cannot be timed separately.
-            convolving = {f"convolve {way}": whole[f"encode {way}"] for way in ways}
-        parts = {part: ms.get(part, 0.0) for part in PARTS} | {"encode": sum(whole.values())}
-        return {**parts, **whole, **convolving, **self.images}
+            found[f"convolve {way}"] = ms[f"convolve {way}"] or found[f"encode {way}"]
+        return found
 
     def _turn(self) -> None:
         now = self._now()
@@ -92,17 +93,17 @@ def measured() -> Iterator[Meter]:
     """Measure every learning step inside the block."""
     meter = Meter()
     wraps: list[tuple[Any, str, Callable[[Function], Function]]] = [
-        (Replay, "sequences", partial(_timed, meter, "sample")),
-        (Ema, "step", partial(_timed, meter, "slow copies")),
+        (Replay, "sequences", meter.during("sample")),
+        (Ema, "step", meter.during("slow copies")),
         (nn.Conv2d, "forward", partial(_convolving, meter)),
-        (torch.autograd, "grad", partial(_returning, meter)),
-        (torch.autograd, "backward", partial(_returning, meter)),
+        (torch.autograd, "grad", meter.during()),
+        (torch.autograd, "backward", meter.during()),
     ]
     for encoder in (PixelEncoder, NativeEncoder, CompiledEncoder, BFloat16Encoder):
         wraps.append((encoder, "features", partial(_encoding, meter)))
     for augment in (Augment, *Augment.__subclasses__()):
         if "train_view" in vars(augment):
-            wraps.append((augment, "train_view", partial(_timed, meter, "shift")))
+            wraps.append((augment, "train_view", meter.during("shift")))
     with ExitStack() as stack:
         for owner, name, wrap in wraps:
             original = vars(owner)[name]
@@ -119,19 +120,8 @@ def measured() -> Iterator[Meter]:
 Function = Callable[..., Any]
 
 
-def _timed(meter: Meter, part: str, original: Function) -> Function:
-    def call(*arguments: Any, **options: Any) -> Any:
-        meter.enter(part)
-        try:
-            return original(*arguments, **options)
-        finally:
-            meter.leave()
-
-    return call
-
-
 def _encoding(meter: Meter, original: Function) -> Function:
-    timed = _timed(meter, "encode forward", original)
+    timed = meter.during("encode forward")(original)
 
     def call(self: PixelEncoder, observation: Tensor) -> Tensor:
         if meter.part == "encode forward":  # one way to compute features calls another
@@ -151,7 +141,7 @@ def _encoding(meter: Meter, original: Function) -> Function:
 
 
 def _convolving(meter: Meter, original: Function) -> Function:
-    timed = _timed(meter, "convolve forward", original)
+    timed = meter.during("convolve forward")(original)
 
     def call(self: nn.Conv2d, x: Tensor) -> Tensor:
         if meter.part != "encode forward":  # a head's convolution
@@ -166,29 +156,15 @@ def _convolving(meter: Meter, original: Function) -> Function:
     return call
 
 
-def _returning(meter: Meter, original: Function) -> Function:
-    def call(*arguments: Any, **options: Any) -> Any:
-        depth = meter.depth
-        try:
-            return original(*arguments, **options)
-        finally:
-            meter.leave_to(depth)
+def convolution_flops(shape: native.Shape) -> tuple[int, int]:
+    """Arithmetic of one image, forward and backward, of direct 3x3 convolutions.
 
-    return call
-
-
-def convolution_flops(
-    inputs: int, maps: Sequence[tuple[int, ...]], kernel: int = 3
-) -> tuple[int, int]:
-    """Arithmetic of one image, forward and backward, of direct convolutions.
-
-    `inputs` channels lead to `maps`, (H, W, C) after each layer. A multiplication and an addition
-    count as two. Backward, every layer has a weight gradient and all but the first, whose input is
-    the image, an input gradient; each costs what the layer costs forward. The count does not depend
-    on the algorithm: one with fewer multiplications is simply faster.
+    A multiplication and an addition count as two. Backward, every layer has a weight gradient and
+    all but the first, whose input is the image, an input gradient; each costs what the layer costs
+    forward. The count does not depend on the algorithm: one with fewer multiplications is faster.
     """
-    layers = []
-    for height, width, channels in maps:
-        layers.append(2 * kernel**2 * inputs * channels * height * width)
+    layers, inputs = [], shape.frames * shape.colours
+    for height, width, channels in shape.maps():
+        layers.append(2 * 3**2 * inputs * channels * height * width)
         inputs = channels
     return sum(layers), 2 * sum(layers) - layers[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import get_args
 
@@ -20,11 +20,11 @@ USUAL: Renderer = EnvConfig.renderer
 
 
 def candidates(
-    size: Size, threads: int, notice: Callable[[str], None], only: Renderer | None = None
+    size: Size, threads: int, notice: Callable[[str], None], names: Sequence[Renderer] = NAMES
 ) -> list[Candidate]:
     """Frames, and complete decisions: simulate, then render. Renderers that fail are reported."""
     found = []
-    for name in NAMES if only is None else (only,):
+    for name in names:
         try:
             env = envs.make(replace(size.experiment("ksl").env, renderer=name), seed=1)
             env.reset(seed=1)
@@ -35,12 +35,9 @@ def candidates(
     return found
 
 
-def frame_name(renderer: Renderer) -> str:
-    return f"frame/{renderer}"
-
-
-def decision_name(renderer: Renderer) -> str:
-    return f"decision/{renderer}"
+def names_of(renderer: Renderer) -> tuple[str, str]:
+    """Return the names of what is timed: a frame, and a complete decision."""
+    return f"frame/{renderer}", f"decision/{renderer}"
 
 
 def _of(env: ControlEnv, name: Renderer, count: int, threads: int) -> list[Candidate]:
@@ -57,7 +54,5 @@ def _of(env: ControlEnv, name: Renderer, count: int, threads: int) -> list[Candi
             if terminated or truncated:
                 env.reset(seed=1)
 
-    return [
-        Candidate(frame_name(name), render, count, threads),
-        Candidate(decision_name(name), decide, count, threads),
-    ]
+    works = zip(names_of(name), (render, decide), strict=True)
+    return [Candidate(label, work, count, threads) for label, work in works]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kstep import native
 from kstep.config import Experiment, resolve
 from kstep.methods import find
+from kstep.nets.backends import native_shape
 
 TASK = "cartpole_swingup"
 """The task of the paper's wall-clock table."""
@@ -17,7 +19,6 @@ ACTIONS, REPEAT, EPISODE, STATE = 1, 8, 125, 5
 class Size:
     """What decides how long the benchmark takes."""
 
-    name: str
     preset: str
     overrides: tuple[str, ...]
     """Of methods that see pixels."""
@@ -37,9 +38,16 @@ class Size:
             overrides = (*self.overrides, *overrides)
         return resolve(method, TASK, preset=self.preset, overrides=overrides)
 
+    def encoder_shape(self) -> native.Shape:
+        """Return the shape of the encoder of `ksl`; our kernels support it at every size."""
+        method = self.experiment("ksl").method
+        frame = (method.encoder.image_size, method.encoder.image_size, 3)
+        shape = native_shape(method.encoder, frame, method.stack)
+        assert shape is not None
+        return shape
+
 
 PAPER = Size(
-    name="paper",
     preset="paper",
     overrides=(),
     rounds=7,
@@ -52,7 +60,6 @@ PAPER = Size(
 )
 
 QUICK = Size(
-    name="debug",
     preset="debug",
     # Our kernels support 32 channels only; the strides are the paper's.
     overrides=("method.encoder.channels=32", "method.encoder.strides=[2,1,1,1]"),

@@ -25,7 +25,7 @@ from kstep.agent import Agent
 from kstep.auxiliary.base import OwnSequences
 from kstep.bench.parts import measured
 from kstep.bench.sizes import ACTIONS, EPISODE, REPEAT, STATE, Size
-from kstep.bench.timing import Candidate
+from kstep.bench.timing import Candidate, name_of
 from kstep.config import Experiment
 from kstep.data.replay import Replay
 from kstep.data.ring import ReplayConfig
@@ -43,37 +43,37 @@ class Workload:
     name: str
     method: str
     overrides: tuple[str, ...] = ()
-    paper: str | None = None
-    """Its row in the paper's wall-clock table."""
 
 
-KSL = Workload("ksl", "ksl", paper="ksl")
-RELEASED = Workload("ksl-released", "ksl-released", paper="ksl")
-SAC_PIXEL = Workload("sac_pixel", "sac_pixel", paper="sac_pixel")
+KSL = Workload("ksl", "ksl")
+RELEASED = Workload("ksl-released", "ksl-released")
+SAC_PIXEL = Workload("sac_pixel", "sac_pixel")
 COMPACT = Workload("ksl compact", "ksl", ("method.encoder.strides=[2,2,1,1]",))
+METHODS = [
+    Workload(name, name)
+    for name in (
+        *("sac_state", "sac_pixel", "rad", "drq", "curl", "sac_ae", "pi_sac", "proto_rl"),
+        *("ksl", "ksl-results", "ksl-released"),
+    )
+]
+"""The rows of the table of methods."""
 
 
-def workloads() -> list[Workload]:
-    """Return the rows of the table of methods."""
-    names = ("rad", "drq", "curl", "sac_ae", "pi_sac", "proto_rl")
-    paper = paper_table()
-    return [
-        Workload("sac_state", "sac_state"),
-        SAC_PIXEL,
-        *(Workload(name, name, paper=name if name in paper else None) for name in names),
-        KSL,
-        Workload("ksl-results", "ksl-results", paper="ksl"),
-        RELEASED,
-    ]
-
-
-def with_k(k: int) -> Workload:
-    return KSL if k == 3 else Workload(f"ksl k={k}", "ksl", (f"method.auxiliary.k={k}",))
-
-
-def with_batch(size: int, usual: int) -> Workload:
-    override = f"method.learning.batch_size={size}"
-    return KSL if size == usual else Workload(f"ksl batch={size}", "ksl", (override,))
+def cost_cases(size: Size) -> dict[str, dict[int, Workload]]:
+    """Return KSL with every k and every batch size, by what varies and its value."""
+    usual = size.experiment("ksl").method.learning.batch_size
+    settings = (
+        ("k", "auxiliary.k", size.ks, 3),
+        ("batch", "learning.batch_size", size.batches, usual),
+    )
+    cases = {}
+    for what, key, values, own in settings:
+        cases[what] = {
+            value: Workload(f"ksl {what}={value}", "ksl", (f"method.{key}={value}",))
+            for value in values
+        }
+        cases[what][own] = KSL
+    return cases
 
 
 def paper_table() -> dict[str, float]:
@@ -143,7 +143,7 @@ class Steps:
                 updates()
             return meter.results()
 
-        return Candidate(f"split {workload.name}/{backend}", work, count, threads)
+        return Candidate(split_name(workload, backend), work, count, threads)
 
     def _updates(self, workload: Workload, backend: Backend) -> tuple[Callable[[], None], int]:
         agent = self.agent(workload)
@@ -174,10 +174,9 @@ class Steps:
         module = plain_module()
         if module is None:
             return None
-        experiment = self.size.experiment(workload.method, workload.overrides)
-        learner = module.Learner(experiment.method, spec_of(experiment))
+        agent = self.agent(workload)
+        learner, count = module.Learner(agent.method, agent.spec), period(agent)
         learner.fill(self.size.decisions)
-        count = period(self.agent(workload))
 
         def work() -> None:
             for _ in range(count):
@@ -190,7 +189,11 @@ SEQUENCES = "sequences drawn and shifted"
 
 
 def step_name(workload: Workload, backend: Backend, threads: int) -> str:
-    return f"step {workload.name}/{backend}/{threads}"
+    return name_of(f"step {workload.name}", backend, threads)
+
+
+def split_name(workload: Workload, backend: Backend) -> str:
+    return f"split {workload.name}/{backend}"
 
 
 def plain_name(workload: Workload) -> str:

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-Work = Callable[[], Mapping[str, float] | None]
-"""May return its own measurements by name, in any unit."""
+from kstep.native import Backend
+
+Work = Callable[[], object]
+"""May return a dictionary: its own measurements by name, in any unit."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,11 @@ class Times:
         return {name: {"ms": self.ms(name), "rounds": found} for name, found in self.rounds.items()}
 
 
+def name_of(what: str, backend: Backend, threads: int) -> str:
+    """Return the name of what is timed by several backends, or with several threads."""
+    return f"{what}/{backend}/{threads}"
+
+
 def interleave(
     candidates: Iterable[Candidate],
     rounds: int,
@@ -89,7 +96,7 @@ def interleave(
                 if number == 0:
                     continue
                 times.rounds[candidate.name].append(1000 * spent / candidate.count)
-                for part, value in (inside or {}).items():
+                for part, value in inside.items() if isinstance(inside, dict) else ():
                     found = times.inside[candidate.name].setdefault(part, [])
                     found.append(value / candidate.count)
     finally:

@@ -10,26 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kstep.envs.base import ControlEnv, spec_of, try_out
-from kstep.envs.tasks import PLANET, Task, names, parse
-from kstep.types import KstepError, ObservationKind, Renderer
+from kstep.envs.base import ControlEnv as ControlEnv
+from kstep.envs.base import spec_of as spec_of
+from kstep.envs.base import try_out as try_out
+from kstep.envs.tasks import PLANET as PLANET
+from kstep.envs.tasks import names as names
+from kstep.envs.tasks import parse as parse
+from kstep.types import ObservationKind, Renderer
 from kstep.values import Count, Positive
-
-__all__ = [
-    "PLANET",
-    "ControlEnv",
-    "EnvConfig",
-    "Task",
-    "close_lanes",
-    "make",
-    "make_lanes",
-    "names",
-    "parse",
-    "renderer",
-    "rendering",
-    "spec_of",
-    "try_out",
-]
 
 
 @dataclass(frozen=True)
@@ -62,8 +50,8 @@ def make(config: EnvConfig, seed: int, *, apart: bool = False) -> ControlEnv:
 
         return RemoteEnv(config, seed)
     repeat = task.action_repeat if config.action_repeat is None else config.action_repeat
-    options: Any = {"observation": config.observation, "size": config.size, "seed": seed}
-    options["action_repeat"] = repeat
+    options: Any = {"observation": config.observation, "size": config.size}
+    options |= {"action_repeat": repeat, "seed": seed}
     if task.kind == "toy":
         from kstep.envs.toy import ToyEnv
 
@@ -133,11 +121,7 @@ def _prepare_suite(*, needs_gl: bool) -> None:
     """Choose how MuJoCo renders before dm_control is imported; not everything needs OpenGL."""
     from kstep.envs import gl
 
-    try:
-        gl.choose()
-    except KstepError:
-        if needs_gl:
-            raise
+    if not gl.prepare(required=needs_gl):
         # By default dm_control tries every library and can fail with an exception that PyOpenGL
         # raises for a missing one. The setting is read once, at this import.
         user = os.environ.get("MUJOCO_GL")

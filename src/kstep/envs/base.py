@@ -32,6 +32,8 @@ class ControlEnv(gymnasium.Env[Array, Array], abc.ABC):
     """A continuous-control environment seen as single frames or as a state vector."""
 
     metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012  (Gymnasium reads it from the class)
+    _name: str
+    """The task's, in messages; a subclass sets it first."""
 
     def __init__(
         self,
@@ -74,6 +76,9 @@ class ControlEnv(gymnasium.Env[Array, Array], abc.ABC):
         self._rendering = True
         self._running = False
 
+    def __str__(self) -> str:
+        return self._name
+
     # What a subclass implements.
 
     @abc.abstractmethod
@@ -108,7 +113,7 @@ class ControlEnv(gymnasium.Env[Array, Array], abc.ABC):
     def step(self, action: Array) -> tuple[Array, float, bool, bool, dict[str, Any]]:
         """Apply one action for `action_repeat` simulator steps, fewer where the episode ends."""
         if not self._running:
-            raise RuntimeError("the episode is over or not begun; call reset() first")
+            raise RuntimeError("the episode is over or has not begun; call reset() first")
         scaled = self._scale(action)
         total, env_steps = 0.0, 0
         terminated = truncated = False

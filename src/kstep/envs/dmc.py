@@ -51,7 +51,11 @@ class SuiteEnv(ControlEnv):
             )
         self._physics = self._env.physics
         self._closed = False
-        self._set_visuals(size)
+        if renderer == "quick":
+            # The rendering context reads this when it is made, with the first frame.
+            visual = self._physics.model.vis
+            visual.quality.shadowsize = 512
+            visual.global_.offheight = visual.global_.offwidth = size
         self._check_camera(camera)
         actions = self._env.action_spec()
         shapes = [spec.shape for spec in self._env.observation_spec().values()]
@@ -71,22 +75,8 @@ class SuiteEnv(ControlEnv):
         self._lender: SuiteEnv | None = None
         self._tracers: dict[tuple[int, int, int], RayTracer] = {}
 
-    def __str__(self) -> str:
-        return self._name
-
     def decisions_per_second(self) -> float:
         return 1.0 / (float(self._env.control_timestep()) * self.action_repeat)
-
-    def _set_visuals(self, size: int) -> None:
-        """Set the quality of rendering; `exact` is all of dm_control's defaults.
-
-        The one place where `self._physics.model.vis` is changed: the rendering context reads it
-        when it is made, with the first frame.
-        """
-        if self._renderer == "quick":
-            visual = self._physics.model.vis
-            visual.quality.shadowsize = 512
-            visual.global_.offheight = visual.global_.offwidth = size
 
     def _begin(self, seed: int | None) -> None:
         if seed is not None:
@@ -138,27 +128,23 @@ class SuiteEnv(ControlEnv):
         for joint in range(model.njnt):
             name = model.id2name(joint, "joint") or f"joint {joint}"
             kind, at, speed = (
-                int(model.jnt_type[joint]),
-                int(model.jnt_qposadr[joint]),
-                int(model.jnt_dofadr[joint]),
+                int(array[joint]) for array in (model.jnt_type, model.jnt_qposadr, model.jnt_dofadr)
             )
             positions, velocities = JOINT_SIZES[kind]
             if kind == HINGE and not model.jnt_limited[joint]:
                 found[f"sin {name}"] = math.sin(data.qpos[at])
                 found[f"cos {name}"] = math.cos(data.qpos[at])
             else:
-                for i in range(positions):
-                    found[_numbered(name, i, positions)] = float(data.qpos[at + i])
-            for i in range(velocities):
-                found[_numbered(f"{name} velocity", i, velocities)] = float(data.qvel[speed + i])
+                found |= _numbered(name, data.qpos[at : at + positions])
+            found |= _numbered(f"{name} velocity", data.qvel[speed : speed + velocities])
         return found
 
     def _draw(self, height: int, width: int, camera: int) -> Array:
         self._check_camera(camera)
-        if self._renderer == "raytraced":
-            tracer = (self._lender or self)._tracer(height, width, camera)
-            return tracer.draw(self._physics.data.ptr, self._physics.model.ptr)
         owner = self._lender or self
+        if self._renderer == "raytraced":
+            tracer = owner._tracer(height, width, camera)
+            return tracer.draw(self._physics.data.ptr, self._physics.model.ptr)
         for _ in range(RENDERING_TRIES):
             try:
                 owner._make_room(height, width)
@@ -171,7 +157,7 @@ class SuiteEnv(ControlEnv):
                     owner._free_contexts()
         gl.forget()
         raise RendererFailed(
-            f"{self} cannot be drawn ({failure}); `python -m kstep.envs.gl --check` says why"
+            f"{self} cannot be rendered ({failure}); `python -m kstep.envs.gl --check` says why"
         ) from failure
 
     def _tracer(self, height: int, width: int, camera: int) -> RayTracer:
@@ -206,8 +192,10 @@ class SuiteEnv(ControlEnv):
         super().close()
 
 
-def _numbered(name: str, index: int, count: int) -> str:
-    return name if count == 1 else f"{name} {index}"
+def _numbered(name: str, values: Array) -> dict[str, float]:
+    if len(values) == 1:
+        return {name: float(values[0])}
+    return {f"{name} {i}": float(value) for i, value in enumerate(values)}
 
 
 def _generator(seed: int) -> np.random.RandomState:

@@ -22,7 +22,6 @@ import dataclasses
 import glob
 import hashlib
 import importlib.metadata
-import importlib.util
 import json
 import os
 import shutil
@@ -100,6 +99,18 @@ def choose(force: str | None = None) -> GLBackend:
     return backend
 
 
+def prepare(*, required: bool) -> bool:
+    """Choose a backend before MuJoCo is imported; return whether there is one, or raise if it is
+    `required`."""
+    try:
+        choose()
+    except KstepError:
+        if required:
+            raise
+        return False
+    return True
+
+
 def describe(backend: GLBackend) -> str:
     """Return the one line to print about a backend."""
     how = {
@@ -126,12 +137,10 @@ def _find(force: str | None) -> GLBackend:
     """Return the first backend that passes its test, or the cached one of an earlier test."""
     request, names, why = _request(force)
     key = _machine_key()
-    remembered = _read_cache().get(key, {}).get(request)
-    if isinstance(remembered, dict):
-        try:
-            return GLBackend(**remembered)
-        except TypeError:
-            pass  # cached by another version: test again
+    try:
+        return GLBackend(**_read_cache()[key][request])
+    except (KeyError, TypeError):
+        pass  # not tested yet, or cached by another version
 
     failures: list[str] = []
     software_egl: GLBackend | None = None
@@ -146,7 +155,7 @@ def _find(force: str | None) -> GLBackend:
             # There is a device node but Mesa renders in software: OSMesa goes first then.
             software_egl = found
         elif not _satisfies(found, force):
-            failures.append(f"{name}: no GPU, drawn by {found.device}")
+            failures.append(f"{name}: no GPU, rendered by {found.device}")
         else:
             _remember(key, request, found)
             return found
@@ -186,14 +195,12 @@ def _candidates() -> Iterator[str]:
     if sys.platform in ("darwin", "win32"):
         yield "glfw"
         return
-    for name in _GL:
-        if name == "egl-gpu" and not _gpu_nodes():
-            continue
-        if name == "osmesa-wheel" and wheel_library() is None:
-            continue
-        if name == "glfw" and not _has_screen():
-            continue
-        yield name
+    possible = {
+        "egl-gpu": bool(_gpu_nodes()),
+        "osmesa-wheel": wheel_library() is not None,
+        "glfw": bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")),
+    }
+    yield from (name for name in _GL if possible.get(name, True))
 
 
 def _test(name: str, why: str) -> GLBackend | str:
@@ -277,21 +284,21 @@ def _accept_loaded(force: str | None) -> GLBackend:
             # dm_control was imported without rendering before, for states.
             raise _failure
         raise KstepError(
-            "dm_control was imported with rendering off, which it cannot take back; call "
+            "dm_control was imported with rendering off, which cannot be undone; call "
             "kstep.envs.gl.choose() before importing dm_control, or start a new process"
         )
     try:
         seen = _probe.measure()
     except Exception as error:  # whatever a driver raises
         raise KstepError(
-            f"dm_control was imported with MUJOCO_GL={gl}, which does not draw ({error}); call "
+            f"dm_control was imported with MUJOCO_GL={gl}, which does not render ({error}); call "
             "kstep.envs.gl.choose() before importing dm_control"
         ) from error
     name = "osmesa-wheel" if "lavavu" in seen["library"] else str(gl)
     backend = _backend(name, seen, "dm_control was imported before")
     if not _satisfies(backend, force):
         raise KstepError(
-            f"dm_control was imported before and draws with {backend.name}; "
+            f"dm_control was imported before and renders with {backend.name}; "
             f"start a new process for {force}"
         )
     return backend
@@ -301,11 +308,11 @@ def _nothing_works(request: str, failures: list[str]) -> str:
     tried = "".join(f"\n  {failure}" for failure in failures) or "\n  nothing to try"
     if request.startswith("MUJOCO_GL="):
         return (
-            f"{request} is set but does not draw; run `unset MUJOCO_GL` to have a working one "
+            f"{request} is set but does not render; run `unset MUJOCO_GL` to have a working one "
             f"chosen. Tried:{tried}"
         )
     if request != "auto":
-        return f"the rendering backend {request} does not draw. Tried:{tried}"
+        return f"the rendering backend {request} does not render. Tried:{tried}"
     if sys.platform != "linux":
         return f"no way to render was found. Tried:{tried}"
     is_root = hasattr(os, "geteuid") and os.geteuid() == 0 and shutil.which("apt-get") is not None
@@ -325,25 +332,15 @@ def _nothing_works(request: str, failures: list[str]) -> str:
 
 def wheel_library() -> Path | None:
     """Return the OSMesa inside the wheel `lavavu-osmesa`, without importing the wheel."""
-    folders: list[Path] = []
     try:
-        folders.append(Path(str(importlib.metadata.distribution(WHEEL).locate_file(""))))
+        folder = importlib.metadata.distribution(WHEEL).locate_file("lavavu_osmesa.libs")
     except importlib.metadata.PackageNotFoundError:
-        spec = importlib.util.find_spec("lavavu")
-        if spec is not None and spec.origin is not None:
-            folders.append(Path(spec.origin).parent.parent)
-    for folder in folders:
-        for file in sorted((folder / "lavavu_osmesa.libs").glob("libOSMesa*.so*")):
-            return file
-    return None
+        return None
+    return min(Path(str(folder)).glob("libOSMesa*.so*"), default=None)
 
 
 def _gpu_nodes() -> list[str]:
     return sorted(glob.glob("/dev/dri/*") + glob.glob("/dev/nvidia[0-9]*") + glob.glob("/dev/dxg"))
-
-
-def _has_screen() -> bool:
-    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
 def _machine_key() -> str:
@@ -367,16 +364,8 @@ def _machine_key() -> str:
         for stem in ("libOSMesa", "libEGL", "libOpenGL", "libGL")
         for file in glob.glob(f"{folder}/{stem}.so*")
     )
-    facts = (
-        _CACHE_FORMAT,
-        socket.gethostname(),
-        sys.executable,
-        versions,
-        variables,
-        libraries,
-        _gpu_nodes(),
-        str(wheel_library()),
-    )
+    facts: list[object] = [_CACHE_FORMAT, socket.gethostname(), sys.executable]
+    facts += [versions, variables, libraries, _gpu_nodes(), str(wheel_library())]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
 
 
@@ -392,11 +381,9 @@ def _read_cache() -> dict[str, dict[str, Any]]:
     """Return machine -> request -> backend; empty if the file is missing or damaged."""
     try:
         content = json.loads(_cache_file().read_text())
-    except (OSError, ValueError):
+        return {key: value for key, value in content.items() if isinstance(value, dict)}
+    except (AttributeError, OSError, ValueError):
         return {}
-    if not isinstance(content, dict):
-        return {}
-    return {key: value for key, value in content.items() if isinstance(value, dict)}
 
 
 def _remember(key: str, request: str, backend: GLBackend) -> None:

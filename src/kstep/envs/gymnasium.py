@@ -17,6 +17,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from kstep.envs import gl
 from kstep.envs.base import ControlEnv, resized
 from kstep.types import Array, KstepError, ObservationKind
 
@@ -27,7 +28,7 @@ class GymnasiumEnv(ControlEnv):
     def __init__(
         self, gym_id: str, *, observation: ObservationKind, size: int, action_repeat: int, seed: int
     ) -> None:
-        self._id = gym_id
+        self._name = f"gym:{gym_id}"
         self._env, self._renders = _open(gym_id, observation)
         self._first_seed: int | None = seed
         self._last: Any = None
@@ -52,9 +53,6 @@ class GymnasiumEnv(ControlEnv):
             episode_env_steps=limit,
             camera=0,
         )
-
-    def __str__(self) -> str:
-        return f"gym:{self._id}"
 
     def _begin(self, seed: int | None) -> None:
         if seed is None:
@@ -108,7 +106,7 @@ class GymnasiumEnv(ControlEnv):
         elif self._renders:
             image, source = self._rendered(), "a rendered image"
         else:
-            raise KstepError(f'{self} cannot be drawn: it has no render_mode="rgb_array"')
+            raise KstepError(f'{self} cannot be rendered: it has no render_mode="rgb_array"')
         is_colour = image.ndim == 3 and image.shape[2] in (1, 3)
         if image.dtype != np.uint8 or not is_colour:
             raise KstepError(
@@ -123,7 +121,7 @@ class GymnasiumEnv(ControlEnv):
             with self._blamed("render"):
                 return np.asarray(self._env.render())
         except gymnasium.error.Error as error:  # packages for rendering may be missing
-            raise KstepError(f"{self} cannot be drawn: {error}") from error
+            raise KstepError(f"{self} cannot be rendered: {error}") from error
 
     def close(self) -> None:
         """Close the wrapped environment."""
@@ -137,7 +135,7 @@ def _open(gym_id: str, observation: ObservationKind) -> tuple[gymnasium.Env[Any,
     try:
         spec = gymnasium.spec(gym_id)
         if "mujoco" in str(spec.entry_point):
-            _prepare_mujoco(observation)
+            gl.prepare(required=observation == "pixels")
         env = gymnasium.make(gym_id, disable_env_checker=True)
         if "rgb_array" not in (env.metadata.get("render_modes") or ()):
             return env, False
@@ -147,16 +145,6 @@ def _open(gym_id: str, observation: ObservationKind) -> tuple[gymnasium.Env[Any,
         raise KstepError(f"gym:{gym_id} cannot be made: {error}") from error
     except ImportError as error:
         raise KstepError(f"gym:{gym_id} needs a package that is missing: {error}") from error
-
-
-def _prepare_mujoco(observation: ObservationKind) -> None:
-    from kstep.envs import gl
-
-    try:
-        gl.choose()
-    except KstepError:
-        if observation == "pixels":
-            raise
 
 
 def _is_image(space: gymnasium.Space[Any]) -> bool:

@@ -22,6 +22,10 @@ from scipy.ndimage import uniform_filter
 from kstep.errors import KstepError
 from kstep.types import Array
 
+OF_MODEL = ("geom_matid", "geom_size", "geom_rgba", "mat_rgba")
+OF_DATA = ("geom_xpos", "geom_xmat", "light_xpos", "light_xdir")
+"""Fields of the model and of the state that are read for each frame."""
+
 # Segments of a slack string in MuJoCo, which hangs in a curve, and some to spare.
 _STRING_PIECES = 64
 
@@ -36,10 +40,6 @@ class RayTracer:
 
     def __init__(self, model: mujoco.MjModel, height: int, width: int, camera: int) -> None:
         self._warp, self._tracer, self._bvh = _import_tracer()
-        if not -1 <= camera < model.ncam:
-            raise KstepError(
-                f"the model has cameras 0 to {model.ncam - 1} and the free camera -1, not {camera}"
-            )
         if model.ncam == 0:
             raise KstepError("the ray tracer needs a model with a camera of its own")
         self._height = height
@@ -91,20 +91,15 @@ class RayTracer:
                 use_fast_math=False,  # whose rounding may differ between CPUs
             )
         except NotImplementedError as error:
-            raise KstepError(f"the ray tracer cannot draw this model: {error}") from error
+            raise KstepError(f"the ray tracer cannot render this model: {error}") from error
         self._terrain = model.hfield_data.copy()
         self._geoms = int(model.ngeom)
         self._add_spare_geoms(model)
 
         self._geom_type = self._model.geom_type.numpy()
-        self._geom_matid = self._model.geom_matid.numpy()[0]
-        self._geom_size = self._model.geom_size.numpy()[0]
-        self._geom_rgba = self._model.geom_rgba.numpy()[0]
-        self._mat_rgba = self._model.mat_rgba.numpy()[0]
-        self._geom_xpos = self._data.geom_xpos.numpy()[0]
-        self._geom_xmat = self._data.geom_xmat.numpy()[0].reshape(-1, 9)
-        self._light_xpos = self._data.light_xpos.numpy()[0]
-        self._light_xdir = self._data.light_xdir.numpy()[0]
+        self._of_model = {name: getattr(self._model, name).numpy()[0] for name in OF_MODEL}
+        self._of_data = {name: getattr(self._data, name).numpy()[0] for name in OF_DATA}
+        self._of_data["geom_xmat"] = self._of_data["geom_xmat"].reshape(-1, 9)
         self._cam_xpos = self._data.cam_xpos.numpy()[0, slot]
         self._cam_xmat = self._data.cam_xmat.numpy()[0, slot].reshape(9)
         packed = self._context.rgb_data.numpy()[0]
@@ -113,15 +108,11 @@ class RayTracer:
             self._cam_xpos[:], self._cam_xmat[:] = _free_camera(model)
 
     def _update(self, data: mujoco.MjData, model: mujoco.MjModel) -> None:
-        geoms = self._geoms
-        self._geom_matid[:geoms] = model.geom_matid
-        self._geom_size[:geoms] = model.geom_size
-        self._geom_rgba[:geoms] = model.geom_rgba
-        self._mat_rgba[:] = model.mat_rgba
-        self._geom_xpos[:geoms] = data.geom_xpos
-        self._geom_xmat[:geoms] = data.geom_xmat
-        self._light_xpos[:] = data.light_xpos
-        self._light_xdir[:] = data.light_xdir
+        # Spare geoms, if any, are behind those of the model.
+        for views, source in ((self._of_model, model), (self._of_data, data)):
+            for name, view in views.items():
+                values = getattr(source, name)
+                view[: len(values)] = values
         if self._camera >= 0:
             self._cam_xpos[:] = data.cam_xpos[self._camera]
             self._cam_xmat[:] = data.cam_xmat[self._camera]
@@ -203,27 +194,21 @@ class RayTracer:
     def _update_spare_geoms(self, data: mujoco.MjData, model: mujoco.MjModel) -> None:
         scene = self._scene
         assert scene is not None
-        mujoco.mjv_updateScene(
-            model,
-            data,
-            self._option,
-            self._nobody,
-            self._viewer,
-            mujoco.mjtCatBit.mjCAT_ALL,
-            scene,
-        )
+        every = mujoco.mjtCatBit.mjCAT_ALL
+        mujoco.mjv_updateScene(model, data, self._option, self._nobody, self._viewer, every, scene)
         at = self._geoms
-        self._geom_rgba[at:] = 0.0  # unused ones are invisible
+        shapes, places = self._of_model, self._of_data
+        shapes["geom_rgba"][at:] = 0.0  # unused ones are invisible
         for geom in scene.geoms[: min(scene.ngeom, len(self._geom_type) - at)]:
             kind, size = geom.type, geom.size
             # Scenes have three half sizes; models have a radius and half a length.
             long = kind in (mujoco.mjtGeom.mjGEOM_CAPSULE, mujoco.mjtGeom.mjGEOM_CYLINDER)
             self._geom_type[at] = kind
-            self._geom_matid[at] = geom.matid
-            self._geom_size[at] = (size[0], size[2], 0.0) if long else size
-            self._geom_rgba[at] = geom.rgba
-            self._geom_xpos[at] = geom.pos
-            self._geom_xmat[at] = geom.mat.reshape(9)
+            shapes["geom_matid"][at] = geom.matid
+            shapes["geom_size"][at] = (size[0], size[2], 0.0) if long else size
+            shapes["geom_rgba"][at] = geom.rgba
+            places["geom_xpos"][at] = geom.pos
+            places["geom_xmat"][at] = geom.mat.reshape(9)
             at += 1
 
 

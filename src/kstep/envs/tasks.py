@@ -58,6 +58,8 @@ SUITE: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 """Domain to tasks of the DeepMind Control Suite, in its order."""
+# Domains and tasks both contain underscores, so a name cannot simply be split.
+_SUITE_NAMES = {f"{domain}_{task}": (domain, task) for domain in SUITE for task in SUITE[domain]}
 
 EXCLUDED: Mapping[str, str] = MappingProxyType(
     {
@@ -92,8 +94,7 @@ class Task:
 
 def names() -> tuple[str, ...]:
     """Return every name `parse` knows apart from `gym:` ones, the benchmark first."""
-    suite = [f"{domain}_{task}" for domain, tasks in SUITE.items() for task in tasks]
-    return (*PLANET, *(name for name in suite if name not in PLANET), *TOY)
+    return (*PLANET, *(name for name in _SUITE_NAMES if name not in PLANET), *TOY)
 
 
 def parse(name: str) -> Task:
@@ -107,13 +108,11 @@ def parse(name: str) -> Task:
         name = TOY[0]
     if name in TOY:
         return Task(name, "toy", "", name, action_repeat=1)
-    # Domains and tasks both contain underscores, so every domain is tried.
-    for domain, tasks in SUITE.items():
-        task = name.removeprefix(f"{domain}_")
-        if task != name and task in tasks:
-            # Camera 2 follows the quadruped; the code released for DrQ and its kin uses it too.
-            camera = 2 if domain == "quadruped" else 0
-            return Task(name, "suite", domain, task, PLANET.get(name, SUITE_REPEAT), camera)
+    if name in _SUITE_NAMES:
+        domain, task = _SUITE_NAMES[name]
+        # Camera 2 follows the quadruped; the code released for DrQ and its kin uses it too.
+        camera = 2 if domain == "quadruped" else 0
+        return Task(name, "suite", domain, task, PLANET.get(name, SUITE_REPEAT), camera)
     if name in EXCLUDED:
         raise KstepError(f"task {name!r} cannot be used: {EXCLUDED[name]}")
     raise KstepError(f"unknown task {name!r}; {_suggestion(name)}")

@@ -23,8 +23,7 @@ import math
 import numpy as np
 
 from kstep.envs.base import ControlEnv
-from kstep.envs.tasks import TOY
-from kstep.types import Array, KstepError, ObservationKind
+from kstep.types import Array, ObservationKind
 
 LIMIT = 60
 SPEED = 0.07
@@ -52,8 +51,6 @@ class ToyEnv(ControlEnv):
     def __init__(
         self, name: str, *, observation: ObservationKind, size: int, action_repeat: int, seed: int
     ) -> None:
-        if name not in TOY:
-            raise KstepError(f"unknown toy {name!r}; known are {', '.join(TOY)}")
         self._name = name
         self._glides = name == "toy_glide"
         self._generator = np.random.Generator(np.random.PCG64(seed))
@@ -70,9 +67,6 @@ class ToyEnv(ControlEnv):
             episode_env_steps=LIMIT,
             camera=0,
         )
-
-    def __str__(self) -> str:
-        return self._name
 
     def _begin(self, seed: int | None) -> None:
         if seed is not None:

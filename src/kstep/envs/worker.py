@@ -37,19 +37,14 @@ class RemoteEnv(ControlEnv):
 
     def __init__(self, config: Any, seed: int) -> None:
         """`config` is an `EnvConfig`; what the environment refuses is raised here as well."""
-        self._config, self._seed = config, seed
+        self._config, self._seed, self._name = config, seed, str(config.task)
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Any = None
         self._episode_seed: int | None = None
         self._actions: list[Array] = []
         self._drawing = True
         self._start()
-        described = self._ask("describe")
-        for name, value in described.items():
-            setattr(self, name, value)
-
-    def __str__(self) -> str:
-        return str(self._config.task)
+        vars(self).update(self._ask("describe"))
 
     @property
     def pid(self) -> int:
@@ -176,38 +171,21 @@ class RemoteEnv(ControlEnv):
     _begin = _simulate = _state = _draw = _by_the_worker
 
 
-DESCRIBED = (
-    "observation",
-    "size",
-    "camera",
-    "action_repeat",
-    "episode_decisions",
-    "render_mode",
-    "action_space",
-    "observation_space",
-)
-
-
 def serve(connection: Connection) -> None:
     """Make an environment and answer requests until the connection is closed."""
     from kstep import envs
 
     env: ControlEnv | None = None
-    try:
+    with contextlib.suppress(EOFError, OSError), contextlib.ExitStack() as stack:
         config, seed = connection.recv()
-        problem = ""
-        try:
-            env = envs.make(config, seed)
-        except KstepError as error:
-            problem = str(error)
         while True:
             name, *arguments = connection.recv()
-            if env is None:
-                connection.send(("error", problem))
-                continue
             try:
+                if env is None:
+                    env = stack.enter_context(contextlib.closing(envs.make(config, seed)))
                 if name == "describe":
-                    answer: Any = {key: getattr(env, key) for key in DESCRIBED}
+                    # What every environment has: observation, size, camera, spaces and so on.
+                    answer: Any = {k: v for k, v in vars(env).items() if not k.startswith("_")}
                 elif name == "reset":
                     answer = env.reset(seed=arguments[0])
                 else:
@@ -217,11 +195,6 @@ def serve(connection: Connection) -> None:
                 connection.send(("useless", str(error)))
             except KstepError as error:
                 connection.send(("error", str(error)))
-    except (EOFError, OSError):
-        pass
-    finally:
-        if env is not None:
-            env.close()
 
 
 if __name__ == "__main__":

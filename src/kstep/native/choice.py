@@ -31,9 +31,6 @@ class BackendChoice:
 
     backend: Backend
     reason: str
-    torch_ms: float | None = None
-    """Forward and backward pass of a trial, by PyTorch."""
-    native_ms: float | None = None
 
     def __str__(self) -> str:
         return f"encoder: {self.backend} ({self.reason})"
@@ -67,7 +64,7 @@ def choose(request: BackendRequest, shape: Shape | None, device: str = "cpu") ->
         f"torch {torch_ms:.1f} ms"
     )
     faster = native_ms < torch_ms or request == "native"
-    return BackendChoice("native" if faster else "torch", reason, torch_ms, native_ms)
+    return BackendChoice("native" if faster else "torch", reason)
 
 
 def expected(request: BackendRequest, device: str = "cpu") -> Backend:
@@ -144,17 +141,11 @@ class Trial:
         maps = library.forward(*arguments, keep=True)
         alone = library.forward(*arguments, keep=False)[-1]
         gradient = self.gradient.view(len(self.observation), *self.shape.maps()[-1])
-        gradients = library.backward(
-            self.shape,
-            gradient,
-            self.observation,
-            self.weights,
-            maps,  # type: ignore[arg-type]
-        )
-        outputs = [tensor.permute(0, 3, 1, 2) for tensor in maps if tensor is not None]
+        gradients = library.backward(self.shape, gradient, self.observation, self.weights, maps)
+        outputs = [tensor.permute(0, 3, 1, 2) for tensor in maps]
         inputs = [self._floats(), *outputs]
         g = gradient.permute(0, 3, 1, 2)
-        errors = [_error(alone.permute(0, 3, 1, 2), outputs[-1])]  # type: ignore[union-attr]
+        errors = [_error(alone.permute(0, 3, 1, 2), outputs[-1])]
         for i in reversed(range(len(strides))):
             x, weight, stride = inputs[i], self.weights[i], strides[i]
             errors.append(

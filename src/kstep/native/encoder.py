@@ -67,13 +67,11 @@ class _Features(torch.autograd.Function):
         frames, height, width, colours = observation.shape[1:]
         shape = Shape(frames, height, width, colours, strides)
         maps = kernels().forward(shape, observation, weights, biases, keep=learns)
-        last = maps[-1]
-        assert last is not None
         if learns:
             ctx.shape = shape
             ctx.layouts = [weight.stride() for weight in parameters[:layers]]
             ctx.save_for_backward(observation, *weights, *maps)
-        return last
+        return maps[-1]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:

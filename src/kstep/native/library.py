@@ -95,22 +95,12 @@ class Shape:
             found.append((height, width, self.channels))
         return found
 
-    def match(
-        self, observation: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]
-    ) -> None:
+    def match(self, observation: Tensor, weights: Sequence[Tensor]) -> None:
         """Raise if tensors do not have this shape: the library would read beyond them."""
         frames = (self.frames, self.height, self.width, self.colours)
+        inputs = [self.frames * self.colours, *[CHANNELS] * (len(self.strides) - 1)]
         _same(tuple(observation.shape[1:]), frames, "frames")
-        _same(observation.dtype, torch.uint8, "frames of type")
-        _same(len(weights), len(self.strides), "weights")
-        inputs = self.frames * self.colours
-        for weight in weights:
-            _same(tuple(weight.shape), (CHANNELS, inputs, 3, 3), "weights of shape")
-            inputs = CHANNELS
-        for bias in biases:
-            _same(tuple(bias.shape), (CHANNELS,), "biases of shape")
-        for tensor in (*weights, *biases):
-            _same(tensor.dtype, torch.float32, "parameters of type")
+        _same(_shapes(weights), [(CHANNELS, n, 3, 3) for n in inputs], "weights of shape")
 
     def structure(self, batch: int) -> _Encoder:
         sizes = (batch, self.frames, self.height, self.width, self.colours, len(self.strides))
@@ -130,17 +120,15 @@ class Library:
             raise Unavailable(
                 f"{path.name} is from another version of kstep: reinstall the package"
             )
-        self._c.kstep_native_sources.restype = ctypes.c_char_p
+        calls = ("encoder_forward", "encoder_backward", "layer_forward", "layer_backward", "stacks")
+        for name in ("native_sources", "native_instructions", *calls):
+            getattr(self._c, f"kstep_{name}").restype = ctypes.c_char_p
         beside = sources.digest(path.parent)
         if beside not in (None, self._c.kstep_native_sources().decode()):
             raise Unavailable(
                 f"{path.name} was built from other sources than those beside it: rebuild it with "
                 "`make test` or `pip install -e .`"
             )
-        calls = ("encoder_forward", "encoder_backward", "layer_forward", "layer_backward", "stacks")
-        for name in calls:
-            getattr(self._c, f"kstep_{name}").restype = ctypes.c_char_p
-        self._c.kstep_native_instructions.restype = ctypes.c_char_p
 
     @property
     def instructions(self) -> str:
@@ -163,10 +151,11 @@ class Library:
         biases: Sequence[Tensor],
         *,
         keep: bool,
-    ) -> list[Tensor | None]:
-        """Return the maps (B, H, W, 32) after each layer; all but the last only with `keep`."""
+    ) -> list[Tensor]:
+        """Return the maps (B, H, W, 32) after each layer; only the last unless `keep`."""
         shape.require()
-        shape.match(observation, weights, biases)
+        shape.match(observation, weights)
+        _same(_shapes(biases), [(CHANNELS,)] * len(weights), "biases of shape")
         batch, sizes = len(observation), shape.maps()
         last = len(sizes) - 1
         maps = [_floats(batch, *s) if keep or i == last else None for i, s in enumerate(sizes)]
@@ -174,13 +163,11 @@ class Library:
             "encoder_forward",
             ctypes.byref(shape.structure(batch)),
             _pointer(observation, torch.uint8),
-            _pointers(weights),
-            _pointers(biases),
-            _pointers(maps),
+            *map(_pointers, (weights, biases, maps)),
             int(keep),
             torch.get_num_threads(),
         )
-        return maps
+        return [tensor for tensor in maps if tensor is not None]
 
     def backward(
         self,
@@ -192,12 +179,9 @@ class Library:
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Return the gradients of weights and biases, given that of the last map."""
         shape.require()
-        shape.match(observation, weights, [])
+        shape.match(observation, weights)
         sizes = [(len(observation), *size) for size in shape.maps()]
-        if len(maps) != len(sizes):
-            raise KstepError(f"the native encoder expected {len(sizes)} maps, not {len(maps)}")
-        for tensor, size in zip(maps, sizes, strict=True):
-            _same(tuple(tensor.shape), size, "a map of shape")
+        _same(_shapes(maps), sizes, "maps of shape")
         _same(tuple(gradient.shape), sizes[-1], "a gradient of shape")
         weight_gradients = [torch.empty_like(weight) for weight in weights]
         bias_gradients = [_floats(CHANNELS) for _ in weights]
@@ -206,10 +190,7 @@ class Library:
             ctypes.byref(shape.structure(len(observation))),
             _pointer(gradient),
             _pointer(observation, torch.uint8),
-            _pointers(weights),
-            _pointers(maps),
-            _pointers(weight_gradients),
-            _pointers(bias_gradients),
+            *map(_pointers, (weights, maps, weight_gradients, bias_gradients)),
             torch.get_num_threads(),
         )
         return weight_gradients, bias_gradients
@@ -245,25 +226,6 @@ class Library:
         self._call("stacks", ctypes.byref(view), *arrays, torch.get_num_threads())
         return out
 
-    def layer_forward(self, stride: int, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """One 32 -> 32 layer by itself; x is (B, H, W, 32). For tests."""
-        batch, height, width, _ = x.shape
-        sides = [(side - 3) // stride + 1 for side in (height, width)]
-        y = _floats(batch, *sides, CHANNELS)
-        tensors = (x, weight, bias, y)
-        self._call("layer_forward", batch, height, width, stride, *map(_pointer, tensors))
-        return y
-
-    def layer_backward(
-        self, stride: int, gradient: Tensor, y: Tensor | None, x: Tensor, weight: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients of x, weight and bias, masked where y is not positive. For tests."""
-        gradients = torch.empty_like(x), torch.empty_like(weight), _floats(CHANNELS)
-        tensors = (gradient, y, x, weight, *gradients)
-        sizes = (*x.shape[:3], stride)
-        self._call("layer_backward", *sizes, *map(_pointer, tensors))
-        return gradients
-
     def _call(self, name: str, *arguments: object) -> None:
         needs = getattr(self._c, f"kstep_{name}")(*arguments)
         if needs is not None:
@@ -273,6 +235,10 @@ class Library:
 def _same(actual: object, expected: object, what: str) -> None:
     if actual != expected:
         raise KstepError(f"the native encoder expected {what} {expected}, not {actual}")
+
+
+def _shapes(tensors: Sequence[Tensor]) -> list[tuple[int, ...]]:
+    return [tuple(tensor.shape) for tensor in tensors]
 
 
 def plain(weight: Tensor) -> Tensor:
@@ -351,16 +317,12 @@ def _pointer(tensor: Tensor | None, dtype: torch.dtype = torch.float32) -> ctype
         raise KstepError(f"the native encoder needs tensors on the CPU, not on {tensor.device}")
     if tensor.dtype != dtype:
         raise KstepError(f"the native encoder needs {dtype}, not {tensor.dtype}")
-    # Every kernel relies on the memory order of the dimensions.
-    if not _packed(tensor):
+    # Every kernel relies on the memory order of the dimensions; weights have channels last.
+    weight = tensor.dim() == 4 and (tensor.shape[0], *tensor.shape[2:]) == (CHANNELS, 3, 3)
+    order = torch.channels_last if weight else torch.contiguous_format
+    if not tensor.is_contiguous(memory_format=order):
         raise KstepError(f"the native encoder needs contiguous memory, not {tensor.stride()}")
     return ctypes.c_void_p(tensor.data_ptr())
-
-
-def _packed(tensor: Tensor) -> bool:
-    if tensor.dim() == 4 and tuple(tensor.shape[2:]) == (3, 3) and tensor.shape[0] == CHANNELS:
-        return tensor.is_contiguous(memory_format=torch.channels_last)
-    return tensor.is_contiguous()
 
 
 def _pointers(tensors: Sequence[Tensor | None]) -> ctypes.Array[ctypes.c_void_p]:
