@@ -17,7 +17,7 @@ import numpy as np
 import polars as pl
 
 from kstep.analysis.tables import Row, grouped
-from kstep.config import Experiment, resolve
+from kstep.config import Experiment
 from kstep.report import paper
 from kstep.report.paper import PaperCell
 from kstep.report.statistics import FEWEST_SEEDS, Summary, summarize
@@ -69,15 +69,7 @@ def identities(specs: Iterable[RunSpec], identify: Identify) -> dict[str, Row]:
     found: dict[str, Row] = {}
     for spec in specs:
         if spec.setting not in found:
-            found[spec.setting] = identify(
-                resolve(
-                    spec.method,
-                    spec.task,
-                    preset=spec.preset,
-                    env_steps=spec.env_steps,
-                    overrides=spec.overrides,
-                )
-            )
+            found[spec.setting] = identify(spec.experiment())
     return found
 
 

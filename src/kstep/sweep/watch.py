@@ -41,7 +41,7 @@ def show_plan(
     backend: Backend,
 ) -> None:
     """Print the grid, what is done and missing, and what the rest will take."""
-    say(console, Text.assemble((sweep.name, "bold"), f" ({sweep.scale}): {sweep.title}"))
+    say(console, Text.assemble((sweep.name, "bold"), f" ({sweep.scale_name}): {sweep.title}"))
     if sweep.preset != "paper":
         say(console, f"preset {sweep.preset}: not the paper's sizes", "yellow")
     console.print(_grid(specs, statuses))
