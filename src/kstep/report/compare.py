@@ -178,7 +178,7 @@ def aggregates(found: Scores, **draws: int) -> Table:
             label,
             f"{_interval(middle)}, {middle.note}",
             _interval(gap),
-            f"{statistics.failed(values, FAILED)} of {values.size}",
+            f"{(values < FAILED).sum()} of {values.size}",
             "-" if label == first else _interval(better),
         )
     return table
@@ -188,39 +188,27 @@ def profiles(found: Scores, **draws: int) -> Table:
     """Return, per label, the share of its runs with a normalized score above each threshold."""
     labels = complete(found)
     table = Table("score above", *labels, box=None)
-    columns = []
-    for label in labels:
-        values = matrix(found, label)
-        share = statistics.performance_profile(values, THRESHOLDS)
-        low, high = statistics.profile_band(values, THRESHOLDS, **draws)
-        columns.append(
-            [
-                _interval(Interval(float(a), float(b), float(c), len(values)))
-                for a, b, c in zip(share, low, high, strict=True)
-            ]
-        )
-    for threshold, *own in zip(THRESHOLDS, *columns, strict=True):
-        table.add_row(f"{threshold:.1f}", *own)
+    for threshold in THRESHOLDS:
+        share = statistics.share_above(threshold)
+        own = (statistics.bootstrap(matrix(found, label), share, **draws) for label in labels)
+        table.add_row(f"{threshold:.1f}", *map(_interval, own))
     return table
 
 
 def efficiency(rows: Sequence[Row], marks: Sequence[int], tasks: set[str], **draws: int) -> Table:
     """Return the IQM over tasks at every mark, per label that has all the tasks there."""
-    curves: dict[str, dict[int, Array]] = {}
+    curves: dict[str, dict[int, Interval]] = {}
     for mark in marks:
         found = at(rows, mark)
         if set(found) == tasks:
             for label in complete(found):
-                curves.setdefault(label, {})[mark] = matrix(found, label)
-    along = {
-        label: statistics.sample_efficiency(curve, statistics.iqm, **draws)
-        for label, curve in curves.items()
-    }
-    table = Table("env steps", *along, box=None)
+                iqm = statistics.bootstrap(matrix(found, label), statistics.iqm, **draws)
+                curves.setdefault(label, {})[mark] = iqm
+    table = Table("env steps", *curves, box=None)
     for mark in sorted({mark for curve in curves.values() for mark in curve}):
         cells = [
             f"{_interval(curve[mark])} (n = {curve[mark].n})" if mark in curve else "-"
-            for curve in along.values()
+            for curve in curves.values()
         ]
         table.add_row(f"{mark:,}", *cells)
     return table
