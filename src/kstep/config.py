@@ -6,13 +6,12 @@ JSON, read back, compared and identified by a digest.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from kstep import methods, names
 from kstep.envs import EnvConfig, tasks
+from kstep.files import fingerprint
 from kstep.methods.base import Method
 from kstep.types import KstepError
 from kstep.values import Count, Positive, check, encode, override
@@ -205,7 +204,7 @@ def digest(experiment: Experiment) -> str:
     """Identify what a run computes. The budget does not count: a run may be continued."""
     data = encode(experiment)
     del data["env_steps"]
-    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
+    return fingerprint(data)[:16]
 
 
 def setting(experiment: Experiment) -> str:

@@ -6,14 +6,14 @@ streams and moments belong to the version that wrote them.
 
 from __future__ import annotations
 
-import hashlib
-import json
+import copy
 from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
 from kstep.errors import KstepError
+from kstep.files import fingerprint
 
 TURNS = {
     ("critic", "auxiliary", "actor", "slow"): "after critic",
@@ -25,13 +25,13 @@ PADS = {"shift": 4, "crop": 8}
 
 def digest(experiment: Mapping[str, Any]) -> str:
     """Return what identified an experiment of format 1."""
-    data: dict[str, Any] = json.loads(json.dumps(experiment))
+    data: dict[str, Any] = copy.deepcopy({**experiment})
     del data["env_steps"]
     if data.get("frozen_encoder") is None:
         data.pop("frozen_encoder", None)
     if data["method"]["sac"].get("temperature_sample") == "shared":
         del data["method"]["sac"]["temperature_sample"]
-    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
+    return fingerprint(data)[:16]
 
 
 def experiment(old: Mapping[str, Any]) -> dict[str, Any]:

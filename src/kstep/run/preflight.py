@@ -45,7 +45,8 @@ def check(run: Run, runtime: Runtime, env: ControlEnv) -> Cleared:
     if method.auxiliary is not None:
         method.auxiliary.check_episodes(method, spec)
     _refuse_precision(experiment, runtime)
-    _refuse_saving_encoders(experiment, runtime)
+    if runtime.save_encoders_every is not None and method.observation != "pixels":
+        raise KstepError(f"'{method.name}' sees the state: it has no encoder to save")
     frozen = _frozen_encoder(run, runtime, spec)
     memory = replay_config(experiment, runtime)
     Replay.refuse_too_large(memory, spec, method.stack, run.folder)
@@ -107,16 +108,6 @@ def _refuse_precision(experiment: Experiment, runtime: Runtime) -> None:
         raise KstepError(
             f"method.encoder.precision=tf32 exists on CUDA only, not on {runtime.device}"
         )
-
-
-def _refuse_saving_encoders(experiment: Experiment, runtime: Runtime) -> None:
-    every = runtime.save_encoders_every
-    if every is None:
-        return
-    if every < 1:
-        raise KstepError(f"--save-encoders-every must be at least 1 env step, not {every}")
-    if experiment.method.observation != "pixels":
-        raise KstepError(f"'{experiment.method.name}' sees the state: it has no encoder to save")
 
 
 def _frozen_encoder(run: Run, runtime: Runtime, spec: EnvSpec) -> Path | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -37,16 +36,14 @@ class _Remaining(ProgressColumn):
 
 
 class ProgressReport:
-    """A progress bar on a terminal, plain lines elsewhere."""
+    """A progress bar on a terminal while its `bar` is entered, plain lines elsewhere."""
 
     def __init__(self, title: str, budget: int, console: Console) -> None:
-        self._console = console
         self._live = console.is_terminal
         self._budget = budget
         self._started: tuple[float, int] | None = None
         self._last_line = time.monotonic()
-        self._last_evaluation = "not evaluated yet"
-        self._bar = Progress(
+        self.bar = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=16),
             TextColumn("{task.completed:>7,.0f}/{task.total:,.0f} env steps"),
@@ -56,35 +53,22 @@ class ProgressReport:
             TextColumn("[green]{task.fields[evaluation]}"),
             console=console,
             disable=not self._live,
-            transient=False,
         )
-        self._task = self._bar.add_task(
-            title, total=budget, speed="", left=None, evaluation=self._last_evaluation
+        self._task = self.bar.add_task(
+            title, total=budget, speed="", left=None, evaluation="not evaluated yet"
         )
-
-    def __enter__(self) -> ProgressReport:
-        self._bar.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._bar.__exit__(kind, value, trace)
 
     def say(self, text: str) -> None:
-        say(self._bar.console, text)
+        say(self.bar.console, text)
 
     def evaluated(self, counts: Counts, evaluation: Evaluation, seconds: float) -> None:
-        self._last_evaluation = f"return {evaluation.mean:.0f} at {counts.env_steps:,}"
         episodes = len(evaluation.returns)
         self.say(
             f"  {counts.env_steps:>7,} env steps: return {evaluation.mean:7.1f} "
             f"± {evaluation.std:.1f} over {episodes} episode{'s' if episodes != 1 else ''}"
         )
-        self._bar.update(self._task, evaluation=self._last_evaluation)
+        newest = f"return {evaluation.mean:.0f} at {counts.env_steps:,}"
+        self.bar.update(self._task, evaluation=newest)
         if self._started is not None:
             # The time it took says nothing about the speed of learning.
             self._started = (self._started[0] + seconds, self._started[1])
@@ -100,13 +84,7 @@ class ProgressReport:
             if rate > 0:
                 speed = f"{rate:.1f}/s"
                 left = (self._budget - counts.env_steps) / rate
-        self._bar.update(
-            self._task,
-            completed=counts.env_steps,
-            speed=speed,
-            left=left,
-            evaluation=self._last_evaluation,
-        )
+        self.bar.update(self._task, completed=counts.env_steps, speed=speed, left=left)
         if not self._live and now - self._last_line > 60:
             self._last_line = now
             rest = "" if left is None else f", {speed}, {clock(left)} left"

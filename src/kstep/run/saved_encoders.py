@@ -84,8 +84,6 @@ class SavedEncoder:
 
 def save(run: Run, agent: Agent, counts: Counts, mark: int) -> Path:
     """Save the encoder that feeds critic and actor, for the mark just reached."""
-    if agent.spec.observation != "pixels":
-        raise KstepError(f"'{agent.method.name}' sees the state: it has no encoder to save")
     description = {
         "format": FORMAT,
         "digest": run.digest,

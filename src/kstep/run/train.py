@@ -139,10 +139,8 @@ class _Trainer:
         name, preset = self.experiment.method.name, self.experiment.preset
         title = f"{name} ({preset}) {self.experiment.env.task}"
         try:
-            with (
-                ProgressReport(title, self.experiment.env_steps, self.console) as self.progress,
-                _catching_signals() as stop,
-            ):
+            self.progress = ProgressReport(title, self.experiment.env_steps, self.console)
+            with self.progress.bar, _catching_signals() as stop:
                 self.health = Health(session.agent, session.replay, self.progress.say)
                 self._loop(stop)
         except KeyboardInterrupt:
@@ -201,7 +199,8 @@ class _Trainer:
                 update = self._learn()
             # The first of every `log_every` updates: an even one, which has the actor's metrics.
             if counts.updates % self.runtime.log_every == 0:
-                self._log(update)
+                values = scalars(update.metrics)
+                self._log(values | self.health.look(values, update.latent))
             counts.updates = agent.updates
         step = episode.finish()
         replay.add(action, step.reward, step.terminated, step.truncated, step.frame)
@@ -209,7 +208,13 @@ class _Trainer:
         counts.env_steps += step.env_steps
         if step.done:
             counts.episodes += 1
-            self._log_episode()
+            self._log(
+                {
+                    "train/return": episode.total_reward,
+                    "train/length": len(episode.actions),
+                    "replay/size": len(replay),
+                }
+            )
             self._begin_task_if_due()
             replay.begin(episode.start(self._next_seed()))
 
@@ -255,13 +260,7 @@ class _Trainer:
         started = time.monotonic()
         seeds = evaluation_seeds(self.experiment.seed, mark, episodes)
         result = evaluate(self.session.agent, self.lanes, seeds)
-        row = {
-            "mark": mark,
-            **asdict(counts),
-            "returns": result.returns,
-            "lengths": result.lengths,
-        }
-        self.evaluations.write(row)
+        self.evaluations.write({"mark": mark, **asdict(counts), **asdict(result)})
         self.evaluated_at[mark] = counts.env_steps
         if self.tensorboard:
             self.tensorboard.write({"evaluation/return": result.mean}, counts.env_steps)
@@ -284,21 +283,9 @@ class _Trainer:
             saved_encoders.save(self.run, self.session.agent, self.session.counts, mark)
         self.encoder_saved_at = mark
 
-    def _log(self, update: Update) -> None:
-        values = scalars(update.metrics)
-        values |= self.health.look(values, update.latent)
+    def _log(self, values: dict[str, float]) -> None:
+        """Write a line of metrics."""
         counts = self.session.counts
-        self.metrics.write({**asdict(counts), **values})
-        if self.tensorboard:
-            self.tensorboard.write(values, counts.env_steps)
-
-    def _log_episode(self) -> None:
-        episode, counts = self.session.episode, self.session.counts
-        values = {
-            "train/return": episode.total_reward,
-            "train/length": len(episode.actions),
-            "replay/size": len(self.session.replay),
-        }
         self.metrics.write({**asdict(counts), **values})
         if self.tensorboard:
             self.tensorboard.write(values, counts.env_steps)
