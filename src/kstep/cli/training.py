@@ -72,11 +72,10 @@ class Film:
     device: str = "cpu"
 
     def __call__(self) -> None:
-        from kstep.report.film import FilmConfig, film_run
+        from kstep.report.film import film
 
-        look = FilmConfig(self.height, self.width, self.camera, self.fps)
-        options = {"episodes": self.episodes, "seed": self.seed}
-        result = film_run(self.run, self.output, look, device=self.device, **options)
+        options = {**vars(self)}
+        result = film(options.pop("run"), options.pop("output"), **options)
         print(f"{self.output}: return {result.mean:.1f}")
 
 

@@ -76,7 +76,7 @@ def save(run: Run, session: Session, positions: Positions) -> Path:
         state = {
             "format": FORMAT,
             "digest": run.digest,
-            "provenance": session.provenance.state(),
+            "provenance": asdict(session.provenance),
             "counts": asdict(session.counts),
             "streams": session.agent.streams.state(),
             "phase": session.agent.phase,

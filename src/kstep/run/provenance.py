@@ -8,8 +8,7 @@ changes rounding (device, threads) or may change nothing at all (the commit) is 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 import torch
 
@@ -32,9 +31,6 @@ class Provenance:
     device: str = "cpu"
     threads: int = 1
     commit: str = ""
-
-    def state(self) -> dict[str, Any]:
-        return {**asdict(self), "versions": dict(self.versions)}
 
     def refuse_other(self, saved: Provenance, allowed: Allowed) -> list[str]:
         """Raise where `saved` cannot be resumed here bit for bit; return what to report."""
