@@ -219,8 +219,8 @@ def beside(cells: Sequence[Row]) -> Table:
     table = Table("task", "method", "ours", "the paper", "ours is", box=None)
     for row in cells:
         if row["paper_runs"]:
-            ours, theirs = cell(row), cell(row, "paper_")
-            table.add_row(str(row["task"]), str(row["label"]), ours, theirs, str(row["place"]))
+            shown = (row["task"], row["label"], cell(row), cell(row, "paper_"), row["place"])
+            table.add_row(*map(str, shown))
     return table
 
 

@@ -14,10 +14,10 @@ import hashlib
 import itertools
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import safetensors
 import safetensors.numpy
@@ -43,12 +43,8 @@ class Refused(KstepError):
     """An intact checkpoint that cannot be resumed here."""
 
 
-@dataclass(frozen=True)
-class Positions:
-    """What of each log belongs to a checkpoint; what is beyond is written again."""
-
-    metrics: Written = field(default_factory=Written)
-    evaluations: Written = field(default_factory=Written)
+Positions: TypeAlias = Mapping[str, Written]
+"""What of each log belongs to a checkpoint; what is beyond is written again."""
 
 
 @dataclass
@@ -82,7 +78,7 @@ def save(run: Run, session: Session, positions: Positions) -> Path:
             "phase": session.agent.phase,
             "episode": session.episode.state(),
             "replay": {"counters": session.replay.counters(), "segments": segments},
-            "positions": asdict(positions),
+            "positions": {name: asdict(written) for name, written in positions.items()},
             "weights": hashlib.sha256(weights).hexdigest(),
         }
         write_json(aside / "state.json", {**state, "checksum": fingerprint(state)})
@@ -254,13 +250,12 @@ def _read_state(folder: Path) -> dict[str, Any]:
 
 
 def _check_logs(run: Run, state: dict[str, Any]) -> None:
-    positions = _positions(state)
-    before(run.metrics_file, positions.metrics)
-    before(run.evaluations_file, positions.evaluations)
+    for name, written in _positions(state).items():
+        before(run.log(name), written)
 
 
 def _positions(state: dict[str, Any]) -> Positions:
-    return Positions(**{name: Written(**value) for name, value in state["positions"].items()})
+    return {name: Written(**value) for name, value in state["positions"].items()}
 
 
 def _free_name(path: Path) -> Path:

@@ -42,8 +42,8 @@ class RunFolder:
         self.folder = folder
         self.config_file = folder / "config.json"
         self.system_file = folder / "system.json"
-        self.evaluations_file = folder / "evaluations.jsonl"
-        self.metrics_file = folder / "metrics.jsonl"
+        self.evaluations_file = self.log("evaluations")
+        self.metrics_file = self.log("metrics")
         self.checkpoints = folder / "checkpoints"
         self.replay = folder / "replay"
         self.encoders = folder / "encoders"
@@ -78,6 +78,9 @@ class RunFolder:
         except BlockingIOError:
             return True
         return False
+
+    def log(self, name: str) -> Path:
+        return self.folder / f"{name}.jsonl"
 
     def evaluations(self) -> list[dict[str, Any]]:
         """Return every evaluation so far, oldest first."""

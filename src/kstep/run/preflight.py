@@ -44,7 +44,11 @@ def check(run: Run, runtime: Runtime, env: ControlEnv) -> Cleared:
     envs.try_out(env, experiment.seed)
     if method.auxiliary is not None:
         method.auxiliary.check_episodes(method, spec)
-    _refuse_precision(experiment, runtime)
+    lower = isinstance(method.encoder, PixelEncoderConfig) and method.encoder.precision == "tf32"
+    if lower and not runtime.device.startswith("cuda"):
+        raise KstepError(
+            f"method.encoder.precision=tf32 exists on CUDA only, not on {runtime.device}"
+        )
     if runtime.save_encoders_every is not None and method.observation != "pixels":
         raise KstepError(f"'{method.name}' sees the state: it has no encoder to save")
     frozen = _frozen_encoder(run, runtime, spec)
@@ -99,15 +103,6 @@ def replay_config(experiment: Experiment, runtime: Runtime) -> ReplayConfig:
     # A run stores at most two frames per env step, even if every episode were one decision long.
     capacity = min(experiment.method.learning.replay_capacity, 2 * experiment.env_steps)
     return ReplayConfig(capacity, runtime.replay)
-
-
-def _refuse_precision(experiment: Experiment, runtime: Runtime) -> None:
-    encoder = experiment.method.encoder
-    lower = isinstance(encoder, PixelEncoderConfig) and encoder.precision == "tf32"
-    if lower and not runtime.device.startswith("cuda"):
-        raise KstepError(
-            f"method.encoder.precision=tf32 exists on CUDA only, not on {runtime.device}"
-        )
 
 
 def _frozen_encoder(run: Run, runtime: Runtime, spec: EnvSpec) -> Path | None:

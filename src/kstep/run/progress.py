@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from kstep.types import Counts
@@ -26,14 +26,6 @@ def terminal(width: int) -> Console:
     return console if console.is_terminal else Console(width=width)
 
 
-class _Remaining(ProgressColumn):
-    """Time left at the speed of learning, which the random beginning would flatter."""
-
-    def render(self, task: Task) -> Text:
-        left = task.fields.get("left")
-        return Text("" if left is None else f"{clock(left)} left", style="cyan")
-
-
 class ProgressReport:
     """A progress bar on a terminal while its `bar` is entered, plain lines elsewhere."""
 
@@ -48,13 +40,13 @@ class ProgressReport:
             TextColumn("{task.completed:>7,.0f}/{task.total:,.0f} env steps"),
             TextColumn("{task.fields[speed]}"),
             TimeElapsedColumn(),
-            _Remaining(),
+            TextColumn("[cyan]{task.fields[left]}"),
             TextColumn("[green]{task.fields[evaluation]}"),
             console=console,
             disable=not self._live,
         )
         self._task = self.bar.add_task(
-            title, total=budget, speed="", left=None, evaluation="not evaluated yet"
+            title, total=budget, speed="", left="", evaluation="not evaluated yet"
         )
 
     def say(self, text: str) -> None:
@@ -77,16 +69,17 @@ class ProgressReport:
         now = time.monotonic()
         if learning and self._started is None:
             self._started = (now, counts.env_steps)
-        speed, left = "", None
+        # At the speed of learning, which the random beginning would flatter.
+        speed = left = ""
         if self._started is not None and now > self._started[0]:
             rate = (counts.env_steps - self._started[1]) / (now - self._started[0])
             if rate > 0:
                 speed = f"{rate:.1f}/s"
-                left = (self._budget - counts.env_steps) / rate
+                left = f"{clock((self._budget - counts.env_steps) / rate)} left"
         self.bar.update(self._task, completed=counts.env_steps, speed=speed, left=left)
         if not self._live and now - self._last_line > 60:
             self._last_line = now
-            rest = "" if left is None else f", {speed}, {clock(left)} left"
+            rest = f", {speed}, {left}" if left else ""
             self.say(
                 f"  {counts.env_steps:>7,}/{self._budget:,} env steps, "
                 f"{counts.decisions:,} decisions, {counts.updates:,} updates{rest}"

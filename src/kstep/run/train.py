@@ -30,11 +30,12 @@ from kstep.run.episode import Episode
 from kstep.run.evaluate import evaluate, evaluation_seeds
 from kstep.run.folder import Run
 from kstep.run.health import Health
-from kstep.run.log import JsonLines, TensorBoard, scalars
+from kstep.run.log import JsonLines, TensorBoard, Written, scalars
 from kstep.run.progress import ProgressReport, say
-from kstep.run.provenance import Provenance
 from kstep.run.runtime import Runtime
 from kstep.types import Counts
+
+LOGS = ("metrics", "evaluations")
 
 
 @dataclass
@@ -80,45 +81,27 @@ def train(run: Run, runtime: Runtime, console: Console | None = None) -> None:
             say(console, rendering)
             say(console, str(cleared.backend))
             system.record(run.system_file, runtime.device, rendering)
-            _Trainer(run, runtime, env, agent, cleared.provenance, console).bring_to_budget()
+            memory, stack = preflight.replay_config(experiment, runtime), experiment.method.stack
+            replay, episode = Replay(memory, cleared.spec, stack, run.replay), Episode(env, stack)
+            session = Session(agent, replay, episode, Counts(), cleared.provenance)
+            _Trainer(run, runtime, session, console).bring_to_budget()
     finally:
         env.close()
 
 
 class _Trainer:
-    def __init__(
-        self,
-        run: Run,
-        runtime: Runtime,
-        env: ControlEnv,
-        agent: Agent,
-        here: Provenance,
-        console: Console,
-    ) -> None:
-        experiment = run.experiment
-        self.run, self.runtime, self.experiment, self.console = run, runtime, experiment, console
-        self.spec = envs.spec_of(env)
-        self.session = Session(
-            agent=agent,
-            replay=Replay(
-                preflight.replay_config(experiment, runtime),
-                self.spec,
-                experiment.method.stack,
-                run.replay,
-            ),
-            episode=Episode(env, experiment.method.stack),
-            counts=Counts(),
-            provenance=here,
-        )
-        if experiment.frozen_encoder is not None:
-            self.session.agent.take_encoder(saved_encoders.load(run.frozen_encoder).encoder)
+    def __init__(self, run: Run, runtime: Runtime, session: Session, console: Console) -> None:
+        self.run, self.runtime, self.session, self.console = run, runtime, session, console
+        self.experiment = run.experiment
+        if self.experiment.frozen_encoder is not None:
+            session.agent.take_encoder(saved_encoders.load(run.frozen_encoder).encoder)
         self.lanes: list[ControlEnv] = []
         self.encoder_saved_at: int | None = None
 
     def bring_to_budget(self) -> None:
         counts, session = self.session.counts, self.session
         say(self.console, session.replay.describe())
-        positions = Positions()
+        positions: Positions = {}
         if checkpoint.exists(self.run):
             positions, notes = checkpoint.load(self.run, session, self.runtime.allowed)
             for note in notes:
@@ -127,9 +110,10 @@ class _Trainer:
         else:
             checkpoint.begin(self.run)
             session.replay.begin(session.episode.start(self._next_seed()))
-        self.metrics = JsonLines(self.run.metrics_file, positions.metrics)
-        self.evaluations = JsonLines(self.run.evaluations_file, positions.evaluations)
-        for log in (self.metrics, self.evaluations):
+        self.metrics, self.evaluations = logs = [
+            JsonLines(self.run.log(name), positions.get(name, Written())) for name in LOGS
+        ]
+        for log in logs:
             if log.lost:
                 say(self.console, f"{log.lost} bytes of {log.path.name} are lost")
         self.evaluated_at = {row["mark"]: row["env_steps"] for row in self.run.evaluations()}
@@ -292,7 +276,8 @@ class _Trainer:
 
     def _save(self) -> None:
         self.health.refuse_broken()
-        positions = Positions(self.metrics.sync(), self.evaluations.sync())
+        logs = (self.metrics, self.evaluations)
+        positions = {name: log.sync() for name, log in zip(LOGS, logs, strict=True)}
         checkpoint.save(self.run, self.session, positions)
 
 
