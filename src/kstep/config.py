@@ -63,11 +63,12 @@ class Experiment:
                 f"method '{method.name}' sees {method.observation}, "
                 f"the environment shows {env.observation}"
             )
-        rendered = method.augment.render_size(method.encoder.image_size)
-        if method.observation == "pixels" and env.size != rendered:
+        if env.size != rendered_size(method):
+            if method.observation != "pixels":
+                raise KstepError("env.size is for pixels: this method sees the state")
             raise KstepError(
-                f"method.encoder.image_size={method.encoder.image_size} with method.augment.kind="
-                f"{method.augment.kind} needs frames of {rendered} pixels, env.size is {env.size}"
+                f"env.size follows from method.encoder.image_size={method.encoder.image_size} and "
+                f"the augmentation: {rendered_size(method)}, not {env.size}"
             )
         simulated = method.observation == "pixels" and tasks.parse(env.task).kind == "suite"
         for key, default in (("renderer", "exact"), ("camera", None)):
@@ -94,6 +95,12 @@ class Experiment:
                 f"method.learning.critic_trains={trains} leaves the encoder untrained: "
                 f"'{method.name}' has no auxiliary task; --frozen-encoder brings a trained one"
             )
+
+
+def rendered_size(method: Method) -> int:
+    """Return the size of rendered frames, which follows from what the encoder sees."""
+    seen = method.encoder.image_size
+    return method.augment.render_size(seen) if seen else EnvConfig.size
 
 
 def preset_cpu(experiment: Experiment) -> Experiment:
@@ -171,18 +178,9 @@ def resolve(
     if exploration is not None and exploration.env_steps is None:
         half = replace(exploration, env_steps=experiment.env_steps // 2)
         experiment = replace(experiment, method=replace(experiment.method, exploration=half))
-    # What is rendered follows from what the encoder sees; it is not a choice of its own.
-    seen = experiment.method.encoder.image_size
-    rendered = experiment.method.augment.render_size(seen) if seen else EnvConfig.size
-    asked = any(text.partition("=")[0].strip() == "env.size" for text in overrides)
-    if asked and not seen:
-        raise KstepError("env.size is for pixels: this method sees the state")
-    if asked and experiment.env.size != rendered:
-        raise KstepError(
-            f"env.size follows from method.encoder.image_size={seen} and the augmentation: "
-            f"{rendered}, not {experiment.env.size}"
-        )
-    experiment = replace(experiment, env=replace(experiment.env, size=rendered))
+    if all(text.partition("=")[0].strip() != "env.size" for text in overrides):
+        sized = replace(experiment.env, size=rendered_size(experiment.method))
+        experiment = replace(experiment, env=sized)
     experiment.validate()
     return experiment
 

@@ -169,12 +169,8 @@ def flat(data: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 def difference(left: Any, right: Any) -> list[tuple[str, Any, Any]]:
     """Return (key, left value, right value) wherever two configurations differ."""
     flat_left, flat_right = dict(flat(encode(left))), dict(flat(encode(right)))
-    keys = dict.fromkeys([*flat_left, *flat_right])
-    return [
-        (key, flat_left.get(key), flat_right.get(key))
-        for key in keys
-        if flat_left.get(key) != flat_right.get(key)
-    ]
+    rows = [(key, flat_left.get(key), flat_right.get(key)) for key in flat_left | flat_right]
+    return [row for row in rows if row[1] != row[2]]
 
 
 def whole_number(text: str) -> int:

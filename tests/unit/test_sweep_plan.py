@@ -21,7 +21,7 @@ from kstep.sweep import cost
 from kstep.sweep import plan as planning
 from kstep.sweep.cost import assumptions, estimate, measured_speeds
 from kstep.sweep.experiments import MOST_SEEDS, SCALES, read, seeds, shipped
-from kstep.sweep.plan import RunSpec, count, plan, status
+from kstep.sweep.plan import RunSpec, plan, status
 from kstep.types import KstepError
 
 PLANET = 6
@@ -427,7 +427,7 @@ def test_ten_thousand_runs_are_planned_and_read_with_linear_work(
         estimate(specs, statuses, measured_speeds(specs))
         print(f"{runs:,} runs: {planned + time.process_time() - started:.2f} seconds")
         work[runs] = Counter(calls)
-    found = count(statuses)
+    found = Counter(status.state for status in statuses)
     assert (found["done"], found["partly"], found["missing"]) == (2_500, 2_500, 5_000)
     few, most = work[1_000], work[10_000]
     # Configurations are made once per cell; a run costs one digest and at most six small reads.

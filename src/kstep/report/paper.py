@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from types import MappingProxyType
 from typing import Any, Literal
 
 from kstep.analysis.tables import Row
@@ -26,23 +25,21 @@ from kstep.types import KstepError
 Place = Literal["inside", "above", "below"]
 """Of our mean relative to the paper's."""
 
-MARKS: Mapping[int, str] = MappingProxyType({100_000: "steps_100k", 500_000: "steps_500k"})
+MARKS: Mapping[int, str] = {100_000: "steps_100k", 500_000: "steps_500k"}
 """env_steps of its tables, and their keys in the data file."""
 CURVE_MARKS = range(0, 500_001, 20_000)
 """env_steps of the points of its curves."""
 GRID_TASK = "cheetah_run"
 
-BOLD: Mapping[tuple[str, int], str] = MappingProxyType(
-    {
-        ("main", 100_000): "ksl** ksl** ksl** ksl** ksl** ksl**",
-        ("main", 500_000): "ksl ksl* ksl ksl** ksl* ksl*",
-        ("tangential", 100_000): "ksl** ksl** ksl** ksl** ksl** ksl**",
-        ("tangential", 500_000): "ksl ksl** ksl** ksl** ksl* ksl**",
-        ("generalization", 100_000): "curl ksl ksl** ksl ksl* ksl*",
-        ("k-l-grid", 100_000): "k3-l0",
-        ("k-l-grid", 500_000): "k3-l0",
-    }
-)
+BOLD: Mapping[tuple[str, int], str] = {
+    ("main", 100_000): "ksl** ksl** ksl** ksl** ksl** ksl**",
+    ("main", 500_000): "ksl ksl* ksl ksl** ksl* ksl*",
+    ("tangential", 100_000): "ksl** ksl** ksl** ksl** ksl** ksl**",
+    ("tangential", 500_000): "ksl ksl** ksl** ksl** ksl* ksl**",
+    ("generalization", 100_000): "curl ksl ksl** ksl ksl* ksl*",
+    ("k-l-grid", 100_000): "k3-l0",
+    ("k-l-grid", 500_000): "k3-l0",
+}
 """Per table and mark: which method it prints bold in each of the table's tasks, with its stars."""
 
 

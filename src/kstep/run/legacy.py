@@ -51,7 +51,12 @@ def experiment(old: Mapping[str, Any]) -> dict[str, Any]:
         "stack": method["stack"],
         "encoder": _encoder(method),
         "augment": augment(method["augment"]),
-        "core": _core(method["sac"], learning),
+        "core": {
+            "kind": "sac",
+            **method["sac"],
+            **_some(learning, "actor_every", "temperature_learning_rate", "temperature_betas"),
+            "ema_rate": learning["critic_ema_rate"],
+        },
         "auxiliary": _auxiliary(method),
         "learning": {
             **_some(learning, "batch_size", "replay_capacity", "learning_rate", "betas"),
@@ -93,15 +98,6 @@ def _encoder(method: Mapping[str, Any]) -> dict[str, Any]:
         return {"kind": "state"}
     rate = method["learning"]["encoder_ema_rate"]
     return encoder(method["encoder"], method["image_size"], rate)
-
-
-def _core(sac: Mapping[str, Any], learning: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "kind": "sac",
-        **sac,
-        **_some(learning, "actor_every", "temperature_learning_rate", "temperature_betas"),
-        "ema_rate": learning["critic_ema_rate"],
-    }
 
 
 def _auxiliary(method: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -20,7 +21,6 @@ from kstep.nets.backends import native_shape
 from kstep.nets.encoder import PixelEncoderConfig
 from kstep.run import checkpoint, provenance, saved_encoders, system
 from kstep.run.folder import Run
-from kstep.run.log import TensorBoard
 from kstep.run.provenance import Provenance
 from kstep.run.runtime import Runtime
 from kstep.types import EnvSpec
@@ -54,8 +54,8 @@ def check(run: Run, runtime: Runtime, env: ControlEnv) -> Cleared:
     frozen = _frozen_encoder(run, runtime, spec)
     memory = replay_config(experiment, runtime)
     Replay.refuse_too_large(memory, spec, method.stack, run.folder)
-    if runtime.tensorboard:
-        TensorBoard.refuse_missing()
+    if runtime.tensorboard and find_spec("tensorboard") is None:
+        raise KstepError("TensorBoard is not installed: pip install 'kstep[tb]'")
     here = provenance.here(experiment.env, runtime.device, runtime.threads)
     checkpoint.check(run, here, runtime.allowed)
     with system.threads(runtime.threads):

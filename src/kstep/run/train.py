@@ -30,7 +30,7 @@ from kstep.run.episode import Episode
 from kstep.run.evaluate import evaluate, evaluation_seeds
 from kstep.run.folder import Run
 from kstep.run.health import Health
-from kstep.run.log import JsonLines, TensorBoard, Written, scalars
+from kstep.run.log import JsonLines, Written, scalars, tensorboard
 from kstep.run.progress import ProgressReport, say
 from kstep.run.runtime import Runtime
 from kstep.types import Counts
@@ -117,9 +117,8 @@ class _Trainer:
             if log.lost:
                 say(self.console, f"{log.lost} bytes of {log.path.name} are lost")
         self.evaluated_at = {row["mark"]: row["env_steps"] for row in self.run.evaluations()}
-        self.tensorboard = (
-            TensorBoard(self.run.folder / "tensorboard") if self.runtime.tensorboard else None
-        )
+        events = self.run.folder / "tensorboard"
+        self.tensorboard = tensorboard(events) if self.runtime.tensorboard else None
         name, preset = self.experiment.method.name, self.experiment.preset
         title = f"{name} ({preset}) {self.experiment.env.task}"
         try:
@@ -247,7 +246,7 @@ class _Trainer:
         self.evaluations.write({"mark": mark, **asdict(counts), **asdict(result)})
         self.evaluated_at[mark] = counts.env_steps
         if self.tensorboard:
-            self.tensorboard.write({"evaluation/return": result.mean}, counts.env_steps)
+            self.tensorboard.add_scalar("evaluation/return", result.mean, counts.env_steps)
         self.progress.evaluated(counts, result, time.monotonic() - started)
 
     def _save_encoder_if_due(self, *, last: bool = False) -> None:
@@ -272,7 +271,8 @@ class _Trainer:
         counts = self.session.counts
         self.metrics.write({**asdict(counts), **values})
         if self.tensorboard:
-            self.tensorboard.write(values, counts.env_steps)
+            for path, value in values.items():
+                self.tensorboard.add_scalar(path, value, counts.env_steps)
 
     def _save(self) -> None:
         self.health.refuse_broken()

@@ -60,13 +60,8 @@ class Slot:
         return int(self.device.startswith("cuda"))
 
     def arguments(self) -> list[str]:
-        return [
-            *("--threads", str(self.threads)),
-            *("--device", self.device),
-            *("--overlap", self.overlap),
-            *("--checkpoint-minutes", str(self.checkpoint_minutes)),
-            *("--encoder-backend", self.encoder_backend),
-        ]
+        flags = ("threads", "device", "overlap", "checkpoint_minutes", "encoder_backend")
+        return [f"--{name.replace('_', '-')}={getattr(self, name)}" for name in flags]
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,11 @@ source is done its folder and cost are known but not its digest: it is not yet `
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from kstep.config import Experiment, FrozenEncoder, digest, resolve, setting
 from kstep.envs import tasks as known_tasks
@@ -199,12 +198,6 @@ def last_encoder(spec: RunSpec) -> Path | None:
     """Return the encoder saved when the run reached its budget; it may have continued since."""
     saved = spec.run.saved_encoders()
     return next((path for path in saved if int(path.stem) >= spec.env_steps), None)
-
-
-def count(statuses: Iterable[Status]) -> dict[State, int]:
-    """Return how many runs are in each state."""
-    counted = Counter(status.state for status in statuses)
-    return {state: counted[state] for state in get_args(State)}
 
 
 def _resolved(method: str, task: str, sweep: Sweep, group: MethodGroup) -> Experiment:

@@ -47,8 +47,8 @@ def show_plan(
     console.print(_grid(specs, statuses))
     legend = [(f"  {symbol} {state}", colour) for state, (symbol, colour) in SYMBOLS.items()]
     say(console, Text.assemble("one symbol per seed:", *legend))
-    counts = plan.count(statuses)
-    words = ", ".join(f"{number} {state}" for state, number in counts.items() if number)
+    counts = Counter(status.state for status in statuses)
+    words = ", ".join(f"{counts[state]} {state}" for state in SYMBOLS if counts[state])
     say(console, f"{len(specs)} runs: {words}")
     if sweep.transfer:
         on_frozen = [spec for spec in specs if spec.frozen_encoder is not None]
