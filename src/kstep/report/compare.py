@@ -7,6 +7,7 @@ has its n.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import get_args
 
 import numpy as np
 import polars as pl
@@ -17,6 +18,7 @@ from rich.text import Text
 from kstep.analysis.tables import Row, grouped
 from kstep.report import scores, statistics
 from kstep.report.comparisons import cell, comparison_of
+from kstep.report.paper import Place
 from kstep.report.scores import exploring
 from kstep.report.statistics import Array, Interval, stars
 from kstep.run.progress import say
@@ -227,11 +229,11 @@ def beside(cells: Sequence[Row]) -> Table:
 def along_curves(cells: Sequence[Row]) -> Table:
     """Return, per curve that both have, at how many marks ours is inside, above or below."""
     compared = [row for row in cells if row["paper_runs"] and int(row["env_steps"]) > 0]
-    words = ("inside", "above", "below", scores.FEW)
-    table = Table("task", "method", *words[:3], f"marks with {scores.FEW}", box=None)
+    *words, few = get_args(Place)
+    table = Table("task", "method", *words, f"marks with {few}", box=None)
     for (task, label), own in grouped(compared, "task", "label").items():
         places = [row["place"] for row in own]
-        table.add_row(str(task), str(label), *(str(places.count(word)) for word in words))
+        table.add_row(str(task), str(label), *(str(places.count(word)) for word in (*words, few)))
     return table
 
 

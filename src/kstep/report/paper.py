@@ -19,10 +19,10 @@ from typing import Any, Literal
 from kstep.analysis.tables import Row
 from kstep.methods import METHODS, VARIANT_OF
 from kstep.names import PRESET_SUMMARIES
-from kstep.report.statistics import Best, Summary, best_against, welch
+from kstep.report.statistics import FEWEST_SEEDS, Best, Summary, best_against, welch
 from kstep.types import KstepError
 
-Place = Literal["inside", "above", "below"]
+Place = Literal["inside", "above", "below", "too few seeds"]
 """Of our mean relative to the paper's."""
 
 MARKS: Mapping[int, str] = {100_000: "steps_100k", 500_000: "steps_500k"}
@@ -167,6 +167,8 @@ def sees_state(method: str) -> bool:
 
 def place(ours: Summary, theirs: Summary, level: float = 0.05) -> Place:
     """Return whether our mean differs from the paper's (Welch): inside if it does not."""
+    if ours.n < FEWEST_SEEDS:
+        return "too few seeds"
     if not welch(ours, theirs) < level:
         return "inside"
     return "above" if ours.mean > theirs.mean else "below"

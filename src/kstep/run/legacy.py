@@ -49,7 +49,9 @@ def experiment(old: Mapping[str, Any]) -> dict[str, Any]:
         "base": base,
         "variant": variant,
         "stack": method["stack"],
-        "encoder": _encoder(method),
+        "encoder": {"kind": "state"}
+        if method["observation"] == "state"
+        else encoder(method["encoder"], method["image_size"], learning["encoder_ema_rate"]),
         "augment": augment(method["augment"]),
         "core": {
             "kind": "sac",
@@ -91,13 +93,6 @@ def weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {
         f"{names.get(first, first)}/{rest}": tensors[key] for key, (first, _, rest) in split.items()
     }
-
-
-def _encoder(method: Mapping[str, Any]) -> dict[str, Any]:
-    if method["observation"] == "state":
-        return {"kind": "state"}
-    rate = method["learning"]["encoder_ema_rate"]
-    return encoder(method["encoder"], method["image_size"], rate)
 
 
 def _auxiliary(method: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kstep.types import KstepError, Metrics
+from kstep.types import KstepError
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,3 @@ def tensorboard(folder: Path) -> Any:
     from torch.utils.tensorboard import SummaryWriter
 
     return SummaryWriter(str(folder))
-
-
-def scalars(metrics: Metrics) -> dict[str, float]:
-    """Read the tensors; the one place that waits for the device."""
-    return {path: float(value) for path, value in metrics.items()}

@@ -30,7 +30,7 @@ from kstep.run.episode import Episode
 from kstep.run.evaluate import evaluate, evaluation_seeds
 from kstep.run.folder import Run
 from kstep.run.health import Health
-from kstep.run.log import JsonLines, Written, scalars, tensorboard
+from kstep.run.log import JsonLines, Written, tensorboard
 from kstep.run.progress import ProgressReport, say
 from kstep.run.runtime import Runtime
 from kstep.types import Counts
@@ -182,7 +182,8 @@ class _Trainer:
                 update = self._learn()
             # The first of every `log_every` updates: an even one, which has the actor's metrics.
             if counts.updates % self.runtime.log_every == 0:
-                values = scalars(update.metrics)
+                # The one place that waits for the device.
+                values = {path: float(value) for path, value in update.metrics.items()}
                 self._log(values | self.health.look(values, update.latent))
             counts.updates = agent.updates
         step = episode.finish()

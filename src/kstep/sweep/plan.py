@@ -181,7 +181,7 @@ def status(spec: RunSpec) -> Status:
     identity = run.identity()
     if identity is None:
         problem = run.last_problem()
-        return Status("failed", 0, problem) if problem else Status("missing")
+        return Status("failed" if problem else "missing", 0, problem)
     if identity != spec.digest:
         return Status("failed", 0, "the folder holds another experiment")
     reached = run.reached()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -32,15 +33,9 @@ SHOWN = 15
 """Runs in the live table; more do not fit a terminal."""
 
 
-def show_plan(
-    sweep: Sweep,
-    specs: Sequence[RunSpec],
-    statuses: Sequence[Status],
-    console: Console,
-    cores: int,
-    backend: Backend,
-) -> None:
+def show_plan(sweep: Sweep, specs: Sequence[RunSpec], console: Console, backend: Backend) -> None:
     """Print the grid, what is done and missing, and what the rest will take."""
+    statuses, cores = [plan.status(spec) for spec in specs], len(os.sched_getaffinity(0))
     say(console, Text.assemble((sweep.name, "bold"), f" ({sweep.scale_name}): {sweep.title}"))
     if sweep.preset != "paper":
         say(console, f"preset {sweep.preset}: not the paper's sizes", "yellow")
