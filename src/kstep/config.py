@@ -14,7 +14,7 @@ from kstep.envs import EnvConfig, tasks
 from kstep.files import fingerprint
 from kstep.methods.base import Method
 from kstep.types import KstepError
-from kstep.values import Count, Positive, check, encode, override
+from kstep.values import Count, Positive, change, check, encode, override
 
 
 @dataclass(frozen=True)
@@ -103,42 +103,31 @@ def rendered_size(method: Method) -> int:
     return method.augment.render_size(seen) if seen else EnvConfig.size
 
 
-def preset_cpu(experiment: Experiment) -> Experiment:
-    method = experiment.method
-    return replace(experiment, method=replace(method, encoder=method.encoder.compact()))
-
-
 def preset_debug(experiment: Experiment) -> Experiment:
     method, auxiliary = experiment.method, experiment.method.auxiliary
     completed = getattr(auxiliary, "sampling", "any") == "released"
     if auxiliary is not None:
-        pretraining = min(auxiliary.pretraining, 3)
-        auxiliary = replace(auxiliary.shrunk(), pretraining=pretraining)
-    shrunk = replace(
-        method,
-        encoder=method.encoder.shrunk(),
-        core=method.core.shrunk(),
-        auxiliary=auxiliary,
-        learning=replace(
-            method.learning,
-            batch_size=8,
-            # One reading needs a completed episode first; that of cartpole_swingup takes 125.
-            initial_decisions=130 if completed else 40,
-            replay_capacity=1_000,
-            burst=min(method.learning.burst, 3),
-        ),
-    )
-    return replace(
-        experiment,
-        method=shrunk,
-        env_steps=1_600,
-        evaluation=EvaluationConfig(every=800, episodes=1),
-    )
+        auxiliary = replace(auxiliary.shrunk(), pretraining=min(auxiliary.pretraining, 3))
+    changes = {
+        "method.encoder": method.encoder.shrunk(),
+        "method.core": method.core.shrunk(),
+        "method.auxiliary": auxiliary,
+        "method.learning.batch_size": 8,
+        # One reading needs a completed episode first; that of cartpole_swingup takes 125.
+        "method.learning.initial_decisions": 130 if completed else 40,
+        "method.learning.replay_capacity": 1_000,
+        "method.learning.burst": min(method.learning.burst, 3),
+        "env_steps": 1_600,
+        "evaluation": EvaluationConfig(every=800, episodes=1),
+    }
+    return change(experiment, changes)
 
 
 PRESETS: dict[str, Callable[[Experiment], Experiment]] = {
     "paper": lambda experiment: experiment,
-    "cpu": preset_cpu,
+    "cpu": lambda experiment: change(
+        experiment, {"method.encoder": experiment.method.encoder.compact()}
+    ),
     "debug": preset_debug,
 }
 """What each preset of `names.py` makes of an experiment."""
@@ -159,7 +148,7 @@ def resolve(
     chosen = methods.find(method).for_task(parsed.name)
     names.require(preset, PRESETS, "preset")
     if frozen_encoder is not None and chosen.observation == "pixels":
-        chosen = replace(chosen, learning=replace(chosen.learning, critic_trains="nothing"))
+        chosen = change(chosen, {"learning.critic_trains": "nothing"})
     repeat = chosen.action_repeat if parsed.kind == "suite" else None
     env = EnvConfig(parsed.name, observation=chosen.observation, action_repeat=repeat)
     experiment = Experiment(
@@ -176,11 +165,10 @@ def resolve(
     experiment = override(experiment, overrides, FIXED)
     exploration = experiment.method.exploration
     if exploration is not None and exploration.env_steps is None:
-        half = replace(exploration, env_steps=experiment.env_steps // 2)
-        experiment = replace(experiment, method=replace(experiment.method, exploration=half))
+        half = experiment.env_steps // 2
+        experiment = change(experiment, {"method.exploration.env_steps": half})
     if all(text.partition("=")[0].strip() != "env.size" for text in overrides):
-        sized = replace(experiment.env, size=rendered_size(experiment.method))
-        experiment = replace(experiment, env=sized)
+        experiment = change(experiment, {"env.size": rendered_size(experiment.method)})
     experiment.validate()
     return experiment
 

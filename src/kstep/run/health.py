@@ -103,14 +103,13 @@ class Health:
 
     def _watch_entropy(self, values: dict[str, float]) -> None:
         entropy, target = values.get("actor/entropy"), self.agent.core.target_entropy
-        if entropy is None or target is None:
-            return
-        self._remark(
-            "actor/entropy",
-            entropy < target - NARROW * self.agent.spec.action_dim,
-            f"actor/entropy = {entropy:.3g} is far below its target of {target:.3g}: the policy "
-            "hardly explores any more",
-        )
+        if entropy is not None and target is not None:
+            self._remark(
+                "actor/entropy",
+                entropy < target - NARROW * self.agent.spec.action_dim,
+                f"actor/entropy = {entropy:.3g} is far below its target of {target:.3g}: the "
+                "policy hardly explores any more",
+            )
 
     def _remark(self, about: str, wrong: bool, text: str) -> None:
         """Report `text` once something was wrong for a while, and again only after it was right."""

@@ -23,7 +23,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import islice
-from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
 
 import psutil  # type: ignore[import-untyped, unused-ignore]
@@ -377,12 +376,8 @@ class SlurmJob:
 
 def _absolute(spec: RunSpec) -> RunSpec:
     """Return the run with absolute paths: other machines have other working directories."""
-    encoder = spec.frozen_encoder
-    return replace(
-        spec,
-        folder=Path(os.path.abspath(spec.folder)),
-        frozen_encoder=encoder and Path(os.path.abspath(encoder)),
-    )
+    encoder = spec.frozen_encoder and spec.frozen_encoder.absolute()
+    return replace(spec, folder=spec.folder.absolute(), frozen_encoder=encoder)
 
 
 def _import(name: str) -> Any:
