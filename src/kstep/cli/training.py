@@ -48,7 +48,7 @@ class Eval:
     def __call__(self) -> None:
         from kstep.report import evaluation
 
-        evaluation.show(self.run, episodes=self.episodes, seed=self.seed, device=self.device)
+        evaluation.show(**vars(self))
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,7 @@ class Film:
     def __call__(self) -> None:
         from kstep.report.film import film
 
-        options = {**vars(self)}
-        result = film(options.pop("run"), options.pop("output"), **options)
+        result = film(**vars(self))
         print(f"{self.output}: return {result.mean:.1f}")
 
 

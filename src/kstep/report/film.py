@@ -14,8 +14,8 @@ from kstep.types import KstepError
 
 
 def film(
-    folder: Path,
-    path: Path,
+    run: Path,
+    output: Path,
     *,
     height: int = 480,
     width: int = 640,
@@ -25,7 +25,7 @@ def film(
     seed: int = 0,
     device: str = "cpu",
 ) -> Evaluation:
-    """Film greedy episodes of a run's newest checkpoint into `path`; nothing is left behind if that
+    """Film greedy episodes of a run's newest checkpoint into `output`; nothing is left behind if that
     fails.
 
     `camera` None: the one the agent sees through. `fps` None: real time, from the simulator's own
@@ -34,13 +34,13 @@ def film(
     for name, side in (("--height", height), ("--width", width)):
         if not 16 <= side <= 4096 or side % 2:
             raise KstepError(f"{name} must be an even number from 16 to 4096, not {side}")
-    if path.suffix not in (".mp4", ".mkv", ".mov", ".gif"):
-        raise KstepError(f"--output must end in .mp4, .mkv, .mov or .gif, not '{path.name}'")
-    if path.exists():
-        raise KstepError(f"{path} exists already; choose another --output")
-    aside = path.with_name(f"{path.stem}.part{path.suffix}")
-    with opened(folder, device) as (agent, [env], _):
-        path.parent.mkdir(parents=True, exist_ok=True)
+    if output.suffix not in (".mp4", ".mkv", ".mov", ".gif"):
+        raise KstepError(f"--output must end in .mp4, .mkv, .mov or .gif, not '{output.name}'")
+    if output.exists():
+        raise KstepError(f"{output} exists already; choose another --output")
+    aside = output.with_name(f"{output.stem}.part{output.suffix}")
+    with opened(run, device) as (agent, [env], _):
+        output.parent.mkdir(parents=True, exist_ok=True)
         rate = fps or env.decisions_per_second()
         try:
             writer: Any
@@ -51,7 +51,7 @@ def film(
 
                 seeds = evaluation_seeds(seed, -1, episodes)
                 result = evaluate(agent, [env], seeds, on_step=shoot)
-            aside.rename(path)
+            aside.rename(output)
         finally:
             aside.unlink(missing_ok=True)
     return result

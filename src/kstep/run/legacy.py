@@ -43,15 +43,16 @@ def experiment(old: Mapping[str, Any]) -> dict[str, Any]:
     trains = "head" if learning["encoder_learns_from"] == "auxiliary" else "all"
     if old.get("frozen_encoder") is not None:
         trains = "nothing"
+    seen: dict[str, Any] = {"kind": "state"}
+    if method["observation"] != "state":
+        seen = encoder(method["encoder"], method["image_size"], learning["encoder_ema_rate"])
     _refuse(learning.get("joint", False), "method.learning.joint=true")
     _refuse(learning["initial_unit"] != "decisions", "method.learning.initial_unit=env_steps")
     converted = {
         "base": base,
         "variant": variant,
         "stack": method["stack"],
-        "encoder": {"kind": "state"}
-        if method["observation"] == "state"
-        else encoder(method["encoder"], method["image_size"], learning["encoder_ema_rate"]),
+        "encoder": seen,
         "augment": augment(method["augment"]),
         "core": {
             "kind": "sac",
@@ -89,10 +90,11 @@ def augment(old: Mapping[str, Any]) -> dict[str, Any]:
 def weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the weights and moments of an agent of format 1 under today's names."""
     names = {"task": "auxiliary", "task_encoder": "auxiliary_encoder"}
-    split = {key: key.partition("/") for key in tensors}
-    return {
-        f"{names.get(first, first)}/{rest}": tensors[key] for key, (first, _, rest) in split.items()
-    }
+    renamed = {}
+    for key, tensor in tensors.items():
+        first, _, rest = key.partition("/")
+        renamed[f"{names.get(first, first)}/{rest}"] = tensor
+    return renamed
 
 
 def _auxiliary(method: Mapping[str, Any]) -> dict[str, Any] | None:

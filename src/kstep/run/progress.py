@@ -30,7 +30,6 @@ class ProgressReport:
     """A progress bar on a terminal while its `bar` is entered, plain lines elsewhere."""
 
     def __init__(self, title: str, budget: int, console: Console) -> None:
-        self._live = console.is_terminal
         self._budget = budget
         self._started: tuple[float, int] | None = None
         self._last_line = time.monotonic()
@@ -43,7 +42,7 @@ class ProgressReport:
             TextColumn("[cyan]{task.fields[left]}"),
             TextColumn("[green]{task.fields[evaluation]}"),
             console=console,
-            disable=not self._live,
+            disable=not console.is_terminal,
         )
         self._task = self.bar.add_task(
             title, total=budget, speed="", left="", evaluation="not evaluated yet"
@@ -77,7 +76,7 @@ class ProgressReport:
                 speed = f"{rate:.1f}/s"
                 left = f"{clock((self._budget - counts.env_steps) / rate)} left"
         self.bar.update(self._task, completed=counts.env_steps, speed=speed, left=left)
-        if not self._live and now - self._last_line > 60:
+        if self.bar.disable and now - self._last_line > 60:
             self._last_line = now
             rest = f", {speed}, {left}" if left else ""
             self.say(

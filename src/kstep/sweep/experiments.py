@@ -101,12 +101,11 @@ def read(experiment: str, scale: str = "paper") -> Sweep:
             f"unknown experiment '{experiment}'.{near(experiment, shipped())} Experiments: "
             f"{', '.join(shipped())}; or give a .toml file"
         )
-    name = path.stem if path.suffix == ".toml" else experiment
     try:
         sweep: Sweep = decode(Sweep, _readable(tomllib.loads(text)))
-        return _at_scale(replace(sweep, name=name), scale)
+        return _at_scale(replace(sweep, name=path.stem), scale)
     except (tomllib.TOMLDecodeError, KstepError) as error:
-        raise KstepError(f"experiment '{name}': {error}") from error
+        raise KstepError(f"experiment '{path.stem}': {error}") from error
 
 
 def _readable(data: Any) -> Any:

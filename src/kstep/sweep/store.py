@@ -67,8 +67,8 @@ class TableUpdate:
     problems: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        lines = [f"{self.table}: {self.runs} runs read, {self.rows:,} rows in all"]
-        return "\n".join([*lines, *(f"left out: {problem}" for problem in self.problems)])
+        read = f"{self.table}: {self.runs} runs read, {self.rows:,} rows in all"
+        return "\n".join([read, *(f"left out: {problem}" for problem in self.problems)])
 
 
 def collect(runs: Path, output: Path) -> TableUpdate:

@@ -165,9 +165,8 @@ def _grid(specs: Sequence[RunSpec], statuses: Sequence[Status]) -> Table:
 def _table(
     waiting: Iterable[RunSpec], outcomes: dict[RunSpec, Outcome], total: int, seconds: float
 ) -> Table:
-    ended = (
-        f"{len(outcomes)} of {total} ended ({_counts(outcomes) or 'none yet'}), {clock(seconds)}"
-    )
+    counts = _counts(outcomes) or "none yet"
+    ended = f"{len(outcomes)} of {total} ended ({counts}), {clock(seconds)}"
     table = Table("run", "state", "env steps", box=None, title=ended, title_justify="left")
     table.title_style = "none"
     # Queues are processed from the front, so running ones are near the first that is not done.
