@@ -25,8 +25,7 @@ def film(
     seed: int = 0,
     device: str = "cpu",
 ) -> Evaluation:
-    """Film greedy episodes of a run's newest checkpoint into `output`; nothing is left behind if that
-    fails.
+    """Film greedy episodes of a run's newest checkpoint; nothing is left behind if that fails.
 
     `camera` None: the one the agent sees through. `fps` None: real time, from the simulator's own
     clock where it has one. The same seed repeats the same starts.
