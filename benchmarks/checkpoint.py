@@ -27,7 +27,7 @@ from kstep.data.ring import ReplayConfig
 from kstep.envs import EnvConfig, make, spec_of
 from kstep.rng import Streams
 from kstep.run import checkpoint, system
-from kstep.run.checkpoint import Positions, Session
+from kstep.run.checkpoint import Session
 from kstep.run.episode import Episode
 from kstep.run.folder import Run
 from kstep.run.health import Health
@@ -114,7 +114,7 @@ def save_after(run: Run, session: Session, decisions: int) -> float:
 
 def save(run: Run, session: Session) -> float:
     started = time.perf_counter()
-    checkpoint.save(run, session, Positions())
+    checkpoint.save(run, session, {})
     return time.perf_counter() - started
 
 

@@ -6,16 +6,15 @@ JSON, read back, compared and identified by a digest.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from kstep import methods, names
 from kstep.envs import EnvConfig, tasks
+from kstep.files import fingerprint
 from kstep.methods.base import Method
 from kstep.types import KstepError
-from kstep.values import Count, Positive, check, encode, override
+from kstep.values import Count, Positive, change, check, encode, override
 
 
 @dataclass(frozen=True)
@@ -64,11 +63,12 @@ class Experiment:
                 f"method '{method.name}' sees {method.observation}, "
                 f"the environment shows {env.observation}"
             )
-        rendered = method.augment.render_size(method.encoder.image_size)
-        if method.observation == "pixels" and env.size != rendered:
+        if env.size != rendered_size(method):
+            if method.observation != "pixels":
+                raise KstepError("env.size is for pixels: this method sees the state")
             raise KstepError(
-                f"method.encoder.image_size={method.encoder.image_size} with method.augment.kind="
-                f"{method.augment.kind} needs frames of {rendered} pixels, env.size is {env.size}"
+                f"env.size follows from method.encoder.image_size={method.encoder.image_size} and "
+                f"the augmentation: {rendered_size(method)}, not {env.size}"
             )
         simulated = method.observation == "pixels" and tasks.parse(env.task).kind == "suite"
         for key, default in (("renderer", "exact"), ("camera", None)):
@@ -97,42 +97,37 @@ class Experiment:
             )
 
 
-def preset_cpu(experiment: Experiment) -> Experiment:
-    method = experiment.method
-    return replace(experiment, method=replace(method, encoder=method.encoder.compact()))
+def rendered_size(method: Method) -> int:
+    """Return the size of rendered frames, which follows from what the encoder sees."""
+    seen = method.encoder.image_size
+    return method.augment.render_size(seen) if seen else EnvConfig.size
 
 
 def preset_debug(experiment: Experiment) -> Experiment:
     method, auxiliary = experiment.method, experiment.method.auxiliary
     completed = getattr(auxiliary, "sampling", "any") == "released"
     if auxiliary is not None:
-        pretraining = min(auxiliary.pretraining, 3)
-        auxiliary = replace(auxiliary.shrunk(), pretraining=pretraining)
-    shrunk = replace(
-        method,
-        encoder=method.encoder.shrunk(),
-        core=method.core.shrunk(),
-        auxiliary=auxiliary,
-        learning=replace(
-            method.learning,
-            batch_size=8,
-            # One reading needs a completed episode first; that of cartpole_swingup takes 125.
-            initial_decisions=130 if completed else 40,
-            replay_capacity=1_000,
-            burst=min(method.learning.burst, 3),
-        ),
-    )
-    return replace(
-        experiment,
-        method=shrunk,
-        env_steps=1_600,
-        evaluation=EvaluationConfig(every=800, episodes=1),
-    )
+        auxiliary = replace(auxiliary.shrunk(), pretraining=min(auxiliary.pretraining, 3))
+    changes = {
+        "method.encoder": method.encoder.shrunk(),
+        "method.core": method.core.shrunk(),
+        "method.auxiliary": auxiliary,
+        "method.learning.batch_size": 8,
+        # One reading needs a completed episode first; that of cartpole_swingup takes 125.
+        "method.learning.initial_decisions": 130 if completed else 40,
+        "method.learning.replay_capacity": 1_000,
+        "method.learning.burst": min(method.learning.burst, 3),
+        "env_steps": 1_600,
+        "evaluation": EvaluationConfig(every=800, episodes=1),
+    }
+    return change(experiment, changes)
 
 
 PRESETS: dict[str, Callable[[Experiment], Experiment]] = {
     "paper": lambda experiment: experiment,
-    "cpu": preset_cpu,
+    "cpu": lambda experiment: change(
+        experiment, {"method.encoder": experiment.method.encoder.compact()}
+    ),
     "debug": preset_debug,
 }
 """What each preset of `names.py` makes of an experiment."""
@@ -153,7 +148,7 @@ def resolve(
     chosen = methods.find(method).for_task(parsed.name)
     names.require(preset, PRESETS, "preset")
     if frozen_encoder is not None and chosen.observation == "pixels":
-        chosen = replace(chosen, learning=replace(chosen.learning, critic_trains="nothing"))
+        chosen = change(chosen, {"learning.critic_trains": "nothing"})
     repeat = chosen.action_repeat if parsed.kind == "suite" else None
     env = EnvConfig(parsed.name, observation=chosen.observation, action_repeat=repeat)
     experiment = Experiment(
@@ -170,20 +165,10 @@ def resolve(
     experiment = override(experiment, overrides, FIXED)
     exploration = experiment.method.exploration
     if exploration is not None and exploration.env_steps is None:
-        half = replace(exploration, env_steps=experiment.env_steps // 2)
-        experiment = replace(experiment, method=replace(experiment.method, exploration=half))
-    # What is rendered follows from what the encoder sees; it is not a choice of its own.
-    seen = experiment.method.encoder.image_size
-    rendered = experiment.method.augment.render_size(seen) if seen else EnvConfig.size
-    asked = any(text.partition("=")[0].strip() == "env.size" for text in overrides)
-    if asked and not seen:
-        raise KstepError("env.size is for pixels: this method sees the state")
-    if asked and experiment.env.size != rendered:
-        raise KstepError(
-            f"env.size follows from method.encoder.image_size={seen} and the augmentation: "
-            f"{rendered}, not {experiment.env.size}"
-        )
-    experiment = replace(experiment, env=replace(experiment.env, size=rendered))
+        half = experiment.env_steps // 2
+        experiment = change(experiment, {"method.exploration.env_steps": half})
+    if all(text.partition("=")[0].strip() != "env.size" for text in overrides):
+        experiment = change(experiment, {"env.size": rendered_size(experiment.method)})
     experiment.validate()
     return experiment
 
@@ -205,7 +190,7 @@ def digest(experiment: Experiment) -> str:
     """Identify what a run computes. The budget does not count: a run may be continued."""
     data = encode(experiment)
     del data["env_steps"]
-    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
+    return fingerprint(data)[:16]
 
 
 def setting(experiment: Experiment) -> str:

@@ -44,15 +44,17 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def fingerprint(value: Any) -> str:
+    """Return the SHA-256 of a value that JSON can hold, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
 def read_json(path: Path) -> dict[str, Any] | None:
     """Return the object in a JSON file: None if there is no file, empty if it is something else."""
     try:
-        data = json.loads(path.read_bytes())
+        return _row(path.read_bytes()) or {}
     except FileNotFoundError:
         return None
-    except ValueError:
-        return {}
-    return data if isinstance(data, dict) else {}
 
 
 def json_lines(path: Path, *, strict: bool = False) -> Iterator[dict[str, Any]]:

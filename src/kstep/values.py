@@ -110,7 +110,10 @@ def decode(annotation: Any, data: Any, where: str = "") -> Any:
             raise KstepError(f"{where} must be a path, not {data!r}")
         return Path(data)
     if annotation is float and isinstance(data, int) and not isinstance(data, bool):
-        data = _as_float(data, where)
+        try:
+            data = float(data)
+        except OverflowError:
+            raise KstepError(f"{where} must be a finite number, not {data}") from None
     if annotation in (int, float, bool, str):
         if type(data) is not annotation:
             raise KstepError(f"{where} must be {_NAMES[annotation]}, not {data!r}")
@@ -130,18 +133,19 @@ def override(value: T, overrides: Iterable[str], fixed: Mapping[str, str] | None
 
     `fixed` are the keys that may not be set, and what to do instead.
     """
-    data, before = encode(value), encode(value)
+    fixed, before = fixed or {}, dict(flat(encode(value)))
     for text in sorted(overrides, key=_kinds_first):
-        _, equals, written = text.partition("=")
-        if not equals:
+        if "=" not in text:
             raise KstepError(f"'{text}' is not of the form key=value, such as method.auxiliary.k=5")
-        _set(data, _key(text), _literal(written.strip()))
-        _refuse_fixed(data, before, {_key(text): (fixed or {}).get(_key(text), "")})
-        if _key(text).endswith(".kind"):
-            data = _with_kind(value, data, _key(text).removesuffix(".kind"))
-    decoded: T = decode(type(value), data)
-    _refuse_fixed(data, before, fixed or {})  # where a whole group was replaced
-    return _with_derived(decoded, value)
+        key, new = _key(text), _literal(text.partition("=")[2].strip())
+        if key in fixed and new != before.get(key):
+            raise KstepError(f"{key} cannot be set: {fixed[key]}")
+        value = _replaced(value, key, new)
+    after = dict(flat(encode(value)))
+    for key, instead in fixed.items():  # where a whole group was replaced
+        if after.get(key) != before.get(key):
+            raise KstepError(f"{key} cannot be set: {instead}")
+    return value
 
 
 def change(value: T, changes: Mapping[str, Any]) -> T:
@@ -165,12 +169,8 @@ def flat(data: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 def difference(left: Any, right: Any) -> list[tuple[str, Any, Any]]:
     """Return (key, left value, right value) wherever two configurations differ."""
     flat_left, flat_right = dict(flat(encode(left))), dict(flat(encode(right)))
-    keys = dict.fromkeys([*flat_left, *flat_right])
-    return [
-        (key, flat_left.get(key), flat_right.get(key))
-        for key in keys
-        if flat_left.get(key) != flat_right.get(key)
-    ]
+    rows = [(key, flat_left.get(key), flat_right.get(key)) for key in flat_left | flat_right]
+    return [row for row in rows if row[1] != row[2]]
 
 
 def whole_number(text: str) -> int:
@@ -210,48 +210,39 @@ def _check_bounds(value: Any, bounds: Iterable[Any], where: str) -> None:
             raise KstepError(f"{where} must be {words} {limit}, not {value}")
 
 
-def _as_float(data: int, where: str) -> float:
-    try:
-        return float(data)
-    except OverflowError:
-        raise KstepError(f"{where} must be a finite number, not {data}") from None
-
-
 @functools.cache
-def _hints(cls: type[Any]) -> dict[str, Any]:
-    return typing.get_type_hints(cls, include_extras=True)
+def _settings(cls: type[Any]) -> dict[str, Any]:
+    """Return the types of a dataclass's settings, bounds included, by name."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return {f.name: hints[f.name] for f in dataclasses.fields(cls) if not is_derived(f)}
+
+
+def _below(where: str, name: str) -> str:
+    return f"{where}.{name}" if where else name
+
+
+def _unknown(key: str, where: str, known: Iterable[str]) -> KstepError:
+    known, name = list(known), key.removeprefix(f"{where}.").partition(".")[0]
+    listed = f" It has: {', '.join(known)}" if known else ""
+    return KstepError(f"unknown key '{key}': {where} has no '{name}'.{near(name, known)}{listed}")
 
 
 def _decode_dataclass(cls: type[T], data: Any, where: str) -> T:
+    called = where or cls.__name__
     if not isinstance(data, Mapping):
-        raise KstepError(f"{where or cls.__name__} must be a group of settings, not {data!r}")
-    hints = _hints(cls)  # type: ignore[arg-type]
-    fields = {
-        f.name: f
-        for f in dataclasses.fields(cls)  # type: ignore[arg-type]
-        if not is_derived(f)
-    }
+        raise KstepError(f"{called} must be a group of settings, not {data!r}")
+    settings = _settings(cls)  # type: ignore[arg-type]
     for name in data:
-        if name not in fields:
-            key = f"{where}.{name}" if where else name
-            known = f" It has: {', '.join(fields)}" if fields else ""
-            raise KstepError(
-                f"unknown key '{key}': {where or cls.__name__} has no '{name}'."
-                f"{near(str(name), fields)}{known}"
-            )
+        if name not in settings:
+            raise _unknown(_below(where, str(name)), called, settings)
     needed = [
         f.name
-        for f in fields.values()
+        for f in dataclasses.fields(cls)  # type: ignore[arg-type]
         if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
     ]
     if missing := [name for name in needed if name not in data]:
-        raise KstepError(f"{where or cls.__name__} lacks {', '.join(missing)}")
-    values = {
-        name: decode(hints[name], data[name], f"{where}.{name}" if where else name)
-        for name in fields
-        if name in data
-    }
-    return cls(**values)
+        raise KstepError(f"{called} lacks {', '.join(missing)}")
+    return cls(**{name: decode(settings[name], data[name], _below(where, name)) for name in data})
 
 
 def _decode_kind(family: type[Family], data: Any, where: str) -> Any:
@@ -268,17 +259,6 @@ def _decode_kind(family: type[Family], data: Any, where: str) -> Any:
     return _decode_dataclass(family.kinds[kind], fields, where)
 
 
-def _with_derived(new: T, old: Any) -> T:
-    """Return `new` with the fields that are no settings as they are in `old`."""
-    if not dataclasses.is_dataclass(new) or type(new) is not type(old):
-        return new
-    kept = {}
-    for field in dataclasses.fields(new):
-        before, after = getattr(old, field.name), getattr(new, field.name)
-        kept[field.name] = before if is_derived(field) else _with_derived(after, before)
-    return dataclasses.replace(new, **kept)  # type: ignore[type-var]
-
-
 def _kinds_first(text: str) -> int:
     """Sort a new kind before all else, and an outer one before an inner one, whatever the order in
     which they were written: it decides which other keys exist."""
@@ -290,52 +270,22 @@ def _key(text: str) -> str:
     return text.partition("=")[0].strip()
 
 
-def _at(data: Any, key: str) -> Any:
-    for name in key.split("."):
-        data = data[name] if isinstance(data, dict) and name in data else None
-    return data
-
-
-def _set(data: Any, key: str, new: Any) -> None:
-    path, node = key.split("."), data
-    for depth, name in enumerate(path):
-        if not isinstance(node, dict) or name not in node:
-            known = node if isinstance(node, dict) else {}
-            where = ".".join(path[:depth]) or "an experiment"
-            raise KstepError(
-                f"unknown key '{key}': {where} has no '{name}'.{near(name, known)}"
-                + (f" It has: {', '.join(known)}" if known else "")
-            )
-        if depth < len(path) - 1:
-            node = node[name]
-    node[path[-1]] = new
-
-
-def _refuse_fixed(data: Any, before: Any, fixed: Mapping[str, str]) -> None:
-    for key, instead in fixed.items():
-        if instead and _at(data, key) != _at(before, key):
-            raise KstepError(f"{key} cannot be set: {instead}")
-
-
-def _with_kind(value: Any, data: Any, key: str) -> Any:
-    """Give the part at `key` the fields of its new kind, at their defaults."""
-    family = _family_of(type(value), data, key)
-    part = _at(data, key)
-    if family is None or part["kind"] not in family.kinds:
-        return data  # `decode` says what is wrong
-    _set(data, key, encode(family.kinds[part["kind"]]()))
-    return data
-
-
-def _family_of(annotation: Any, data: Any, key: str) -> type[Family] | None:
-    """Return which family the part at `key` belongs to, kinds being as in `data`."""
-    for name in key.split("."):
-        if issubclass(annotation, Family):
-            annotation = annotation.kinds[data["kind"]]
-        annotation, data = _hints(annotation)[name], data[name]
-        if typing.get_origin(annotation) in (types.UnionType, typing.Union):
-            (annotation,) = [a for a in typing.get_args(annotation) if a is not type(None)]
-    return annotation if issubclass(annotation, Family) else None
+def _replaced(value: Any, key: str, new: Any, where: str = "") -> Any:
+    """Return the value with the setting at a dotted key replaced; a new kind has its defaults."""
+    name, dot, rest = key.partition(".")
+    path = _below(where, name)
+    if isinstance(value, Family) and key == "kind":
+        return _decode_kind(type(value), {"kind": new}, where)
+    settings = _settings(value.__class__) if dataclasses.is_dataclass(value) else {}
+    if name not in settings:
+        known = ["kind", *settings] if isinstance(value, Family) else settings
+        raise _unknown(_below(where, key), where or "an experiment", known)
+    inner = (
+        _replaced(getattr(value, name), rest, new, path)
+        if dot
+        else decode(settings[name], new, path)
+    )
+    return dataclasses.replace(value, **{name: inner})
 
 
 def _literal(text: str) -> Any:

@@ -39,7 +39,7 @@ def rows_of(spec: RunSpec, returns: dict[int, float]) -> list[dict[str, object]]
 def written(rows: list[dict[str, object]], file: Path) -> Path:
     import polars as pl
 
-    schema = {name: getattr(pl, kind) for name, kind in store.COLUMNS.items()}
+    schema = store.COLUMNS
     pl.DataFrame(rows, schema=schema, orient="row").write_parquet(file)
     return file
 

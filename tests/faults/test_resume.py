@@ -16,7 +16,7 @@ import torch
 
 from kstep import envs
 from kstep.config import Experiment
-from kstep.files import sha256, write_json
+from kstep.files import fingerprint, sha256, write_json
 from kstep.run import checkpoint, legacy, provenance, system, train
 from kstep.run.folder import Run
 from kstep.run.health import Health
@@ -92,7 +92,7 @@ def rewritten(run: Run, **changes: Any) -> None:
     """Change the newest checkpoint's state and make its checksum fit."""
     folder, state = checkpoint.newest(run)
     state |= changes
-    write_json(folder / "state.json", {**state, "checksum": checkpoint._checksum(state)})
+    write_json(folder / "state.json", {**state, "checksum": fingerprint(state)})
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def as_written_earlier(run: Run, old: dict[str, Any]) -> None:
     del state["checksum"]
     state |= {"format": 2, "digest": digest, "weights": sha256(path)}
     state["origin"] = state.pop("provenance")
-    write_json(folder / "state.json", {**state, "checksum": checkpoint._checksum(state)})
+    write_json(folder / "state.json", {**state, "checksum": fingerprint(state)})
 
 
 def test_a_run_of_an_earlier_version_can_be_looked_at_but_not_resumed(tmp_path: Path) -> None:

@@ -104,27 +104,21 @@ def test_published_aggregates_of_these_tasks() -> None:
 
 
 def test_curves_are_redrawn_as_a_whole() -> None:
-    early, late = SCORES * 0.1, SCORES + 1.0
-    curve = s.sample_efficiency({20: late, 10: early}, s.iqm, seed=5, repetitions=300)
-    assert list(curve) == [10, 20]
-    # The same runs are drawn at both marks, so what a map of the scores does, it does to the ends.
-    alone = s.bootstrap(SCORES, s.iqm, seed=5, repetitions=300)
+    """The same seed draws the same runs, so what a map of the scores does, it does to the ends."""
+    draws = {"seed": 5, "repetitions": 300}
+    alone = s.bootstrap(SCORES, s.iqm, **draws)
+    early, late = (s.bootstrap(scores, s.iqm, **draws) for scores in (0.1 * SCORES, SCORES + 1.0))
     for value in ("value", "low", "high"):
-        assert getattr(curve[10], value) == pytest.approx(0.1 * getattr(alone, value))
-        assert getattr(curve[20], value) == pytest.approx(1.0 + getattr(alone, value))
-    few = s.sample_efficiency({10: SCORES, 20: SCORES[:2]}, s.iqm, seed=0, repetitions=50)
-    assert few[10].note == "n = 10"
-    assert math.isnan(few[20].low)
-    assert "too few seeds" in few[20].note
+        assert getattr(early, value) == pytest.approx(0.1 * getattr(alone, value))
+        assert getattr(late, value) == pytest.approx(1.0 + getattr(alone, value))
 
 
 def test_profile_by_hand() -> None:
     scores = np.array([[0.2, 0.4], [0.6, 0.8]])
-    assert s.performance_profile(scores, [0.0, 0.4, 0.9]) == pytest.approx([1.0, 0.5, 0.0])
-    low, high = s.profile_band(SCORES, [0.1, 0.5, 0.9], seed=0, repetitions=200)
-    middle = s.performance_profile(SCORES, [0.1, 0.5, 0.9])
-    assert np.all(low <= middle)
-    assert np.all(middle <= high)
+    profile = [float(s.share_above(threshold)(scores)) for threshold in (0.0, 0.4, 0.9)]
+    assert profile == pytest.approx([1.0, 0.5, 0.0])
+    found = s.bootstrap(SCORES, s.share_above(0.5), seed=0, repetitions=200)
+    assert found.low < found.value == np.mean(SCORES > 0.5) < found.high
 
 
 def test_probability_of_improvement_by_hand_and_scipy() -> None:
@@ -183,7 +177,3 @@ def test_shapes_and_nan_are_refused() -> None:
         s.bootstrap(SCORES[0], s.iqm, seed=0)
     with pytest.raises(ValueError, match="finite"):
         s.iqm(np.full((3, 2), np.nan))
-
-
-def test_failed_seeds_are_counted() -> None:
-    assert s.failed([[0.01, 0.9], [0.5, 0.02]], below=0.1) == 2

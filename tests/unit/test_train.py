@@ -20,7 +20,7 @@ from kstep.config import EvaluationConfig
 from kstep.data.replay import Replay
 from kstep.envs import ControlEnv, EnvConfig
 from kstep.envs.worker import RemoteEnv
-from kstep.files import sha256, write_json
+from kstep.files import fingerprint, sha256, write_json
 from kstep.run import checkpoint, system, train
 from kstep.run.folder import Run
 from kstep.run.train import Stopped
@@ -278,7 +278,7 @@ def test_a_run_without_any_whole_checkpoint_says_so(tmp_path: Path) -> None:
     for path in run.replay.iterdir():
         damage(path)
     with pytest.raises(KstepError, match=r"no usable checkpoint\n.*missing or damaged"):
-        checkpoint.newest(run)
+        go(tmp_path / "run", experiment(env_steps=60))
 
 
 @pytest.mark.parametrize("whose", ["weights", "frames", "state"])
@@ -300,7 +300,7 @@ def test_a_pickle_in_place_of_any_file_is_refused_and_never_run(whose: str, tmp_
     if whose != "state":
         state["weights"] = sha256(folder / "agent.safetensors")
         state["replay"]["segments"] = {segment.name: sha256(segment)}
-        write_json(folder / "state.json", {**state, "checksum": checkpoint._checksum(state)})
+        write_json(folder / "state.json", {**state, "checksum": fingerprint(state)})
     with pytest.raises(KstepError, match=r"cannot be read|no usable checkpoint"):
         go(tmp_path / "run", experiment(env_steps=60))
     assert not marker.exists()

@@ -37,6 +37,13 @@ def markdown(head: Sequence[str], lines: Iterable[Iterable[Value]]) -> str:
     return "".join(f"| {' | '.join(map(_shown, line))} |\n" for line in every)
 
 
+def write_both(path: Path, rows: Sequence[Row]) -> list[Path]:
+    """Write rows as CSV and as Markdown; `path` has no suffix yet."""
+    text = path.with_suffix(".md")
+    text.write_text(markdown([*rows[0]], (row.values() for row in rows)))
+    return [write_table(path.with_suffix(".csv"), rows), text]
+
+
 def _shown(value: Value) -> str:
     if isinstance(value, float):
         return "-" if np.isnan(value) else f"{value:.3g}"

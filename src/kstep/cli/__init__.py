@@ -7,10 +7,9 @@ import os
 import sys
 import typing
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Any
 
 import tyro
-from tyro.conf import subcommand
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 import kstep
@@ -22,20 +21,20 @@ from kstep.cli.training import Eval, Film, Selfcheck, Train
 from kstep.errors import KstepError, explain
 
 Verb = (
-    Annotated[Train, subcommand("train")]
-    | Annotated[Eval, subcommand("eval")]
-    | Annotated[Film, subcommand("film")]
-    | Annotated[EvaluationSet, subcommand("evaluation-set")]
-    | Annotated[Analyze, subcommand("analyze")]
-    | Annotated[Show, subcommand("show")]
-    | Annotated[List, subcommand("list")]
-    | Annotated[Doctor, subcommand("doctor")]
-    | Annotated[Bench, subcommand("bench")]
-    | Annotated[Selfcheck, subcommand("selfcheck")]
-    | Annotated[Sweep, subcommand("sweep")]
-    | Annotated[Collect, subcommand("collect")]
-    | Annotated[Import, subcommand("import")]
-    | Annotated[Compare, subcommand("compare")]
+    Train
+    | Eval
+    | Film
+    | EvaluationSet
+    | Analyze
+    | Show
+    | List
+    | Doctor
+    | Bench
+    | Selfcheck
+    | Sweep
+    | Collect
+    | Import
+    | Compare
 )
 
 REGISTRY = ConstructorRegistry()

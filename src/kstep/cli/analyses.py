@@ -31,8 +31,7 @@ class EvaluationSet:
     def __call__(self) -> None:
         from kstep.analysis import evaluation_set
 
-        options = {"episodes": self.episodes, "seed": self.seed}
-        print(evaluation_set.make(self.run, self.output, sizes=self.sizes, **options))
+        print(evaluation_set.make(**vars(self)))
 
 
 @dataclass(frozen=True)

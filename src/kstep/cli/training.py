@@ -48,7 +48,7 @@ class Eval:
     def __call__(self) -> None:
         from kstep.report import evaluation
 
-        evaluation.show(self.run, episodes=self.episodes, seed=self.seed, device=self.device)
+        evaluation.show(**vars(self))
 
 
 @dataclass(frozen=True)
@@ -72,11 +72,9 @@ class Film:
     device: str = "cpu"
 
     def __call__(self) -> None:
-        from kstep.report.film import FilmConfig, film_run
+        from kstep.report.film import film
 
-        look = FilmConfig(self.height, self.width, self.camera, self.fps)
-        options = {"episodes": self.episodes, "seed": self.seed}
-        result = film_run(self.run, self.output, look, device=self.device, **options)
+        result = film(**vars(self))
         print(f"{self.output}: return {result.mean:.1f}")
 
 

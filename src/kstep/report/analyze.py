@@ -81,14 +81,10 @@ def beside_paper(answer: Answer) -> Answer:
     if changes is None:
         return answer
     column = {"noise": "flipping"}  # one column of its table, which can mean either (D21)
-    theirs = [
-        paper.table("sensitivity_change").get(paper.name_of(str(row["label"])), {})
-        if row["task"] == "walker_walk"
-        else {}
-        for row in changes
-    ]
-    filled: list[Row] = [
-        {**row, "paper": own.get(column.get(kind := str(row["perturbation"]), kind), float("nan"))}
-        for row, own in zip(changes, theirs, strict=True)
-    ]
+    filled: list[Row] = []
+    for row in changes:
+        theirs = paper.table("sensitivity_change").get(paper.name_of(str(row["label"])), {})
+        kind = str(row["perturbation"])
+        known = theirs.get(column.get(kind, kind)) if row["task"] == "walker_walk" else None
+        filled.append({**row, "paper": float("nan") if known is None else known})
     return replace(answer, tables={**answer.tables, "perturbation-changes": filled})

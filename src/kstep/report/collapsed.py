@@ -25,9 +25,7 @@ def collapsed_runs(folders: Sequence[Path]) -> list[Row]:
     found: dict[str, list[tuple[bool, bool]]] = {}
     for folder in folders:
         run = Run.open(folder)
-        streaks = list(_streaks(run))
-        if streaks:
-            enough = [streak >= health.PATIENCE for streak in streaks]
+        if enough := [streak >= health.PATIENCE for streak in _streaks(run)]:
             found.setdefault(label_of(run.experiment), []).append((any(enough), enough[-1]))
     counts = {label: (sum(some for some, _ in own), len(own)) for label, own in found.items()}
     least = min(counts, key=lambda label: counts[label][0] / counts[label][1], default="")

@@ -7,6 +7,7 @@ has its n.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import get_args
 
 import numpy as np
 import polars as pl
@@ -17,6 +18,7 @@ from rich.text import Text
 from kstep.analysis.tables import Row, grouped
 from kstep.report import scores, statistics
 from kstep.report.comparisons import cell, comparison_of
+from kstep.report.paper import Place
 from kstep.report.scores import exploring
 from kstep.report.statistics import Array, Interval, stars
 from kstep.run.progress import say
@@ -178,7 +180,7 @@ def aggregates(found: Scores, **draws: int) -> Table:
             label,
             f"{_interval(middle)}, {middle.note}",
             _interval(gap),
-            f"{statistics.failed(values, FAILED)} of {values.size}",
+            f"{(values < FAILED).sum()} of {values.size}",
             "-" if label == first else _interval(better),
         )
     return table
@@ -188,39 +190,27 @@ def profiles(found: Scores, **draws: int) -> Table:
     """Return, per label, the share of its runs with a normalized score above each threshold."""
     labels = complete(found)
     table = Table("score above", *labels, box=None)
-    columns = []
-    for label in labels:
-        values = matrix(found, label)
-        share = statistics.performance_profile(values, THRESHOLDS)
-        low, high = statistics.profile_band(values, THRESHOLDS, **draws)
-        columns.append(
-            [
-                _interval(Interval(float(a), float(b), float(c), len(values)))
-                for a, b, c in zip(share, low, high, strict=True)
-            ]
-        )
-    for threshold, *own in zip(THRESHOLDS, *columns, strict=True):
-        table.add_row(f"{threshold:.1f}", *own)
+    for threshold in THRESHOLDS:
+        share = statistics.share_above(threshold)
+        own = (statistics.bootstrap(matrix(found, label), share, **draws) for label in labels)
+        table.add_row(f"{threshold:.1f}", *map(_interval, own))
     return table
 
 
 def efficiency(rows: Sequence[Row], marks: Sequence[int], tasks: set[str], **draws: int) -> Table:
     """Return the IQM over tasks at every mark, per label that has all the tasks there."""
-    curves: dict[str, dict[int, Array]] = {}
+    curves: dict[str, dict[int, Interval]] = {}
     for mark in marks:
         found = at(rows, mark)
         if set(found) == tasks:
             for label in complete(found):
-                curves.setdefault(label, {})[mark] = matrix(found, label)
-    along = {
-        label: statistics.sample_efficiency(curve, statistics.iqm, **draws)
-        for label, curve in curves.items()
-    }
-    table = Table("env steps", *along, box=None)
+                iqm = statistics.bootstrap(matrix(found, label), statistics.iqm, **draws)
+                curves.setdefault(label, {})[mark] = iqm
+    table = Table("env steps", *curves, box=None)
     for mark in sorted({mark for curve in curves.values() for mark in curve}):
         cells = [
             f"{_interval(curve[mark])} (n = {curve[mark].n})" if mark in curve else "-"
-            for curve in along.values()
+            for curve in curves.values()
         ]
         table.add_row(f"{mark:,}", *cells)
     return table
@@ -231,19 +221,19 @@ def beside(cells: Sequence[Row]) -> Table:
     table = Table("task", "method", "ours", "the paper", "ours is", box=None)
     for row in cells:
         if row["paper_runs"]:
-            ours, theirs = cell(row), cell(row, "paper_")
-            table.add_row(str(row["task"]), str(row["label"]), ours, theirs, str(row["place"]))
+            shown = (row["task"], row["label"], cell(row), cell(row, "paper_"), row["place"])
+            table.add_row(*map(str, shown))
     return table
 
 
 def along_curves(cells: Sequence[Row]) -> Table:
     """Return, per curve that both have, at how many marks ours is inside, above or below."""
     compared = [row for row in cells if row["paper_runs"] and int(row["env_steps"]) > 0]
-    words = ("inside", "above", "below", scores.FEW)
-    table = Table("task", "method", *words[:3], f"marks with {scores.FEW}", box=None)
+    *words, few = get_args(Place)
+    table = Table("task", "method", *words, f"marks with {few}", box=None)
     for (task, label), own in grouped(compared, "task", "label").items():
         places = [row["place"] for row in own]
-        table.add_row(str(task), str(label), *(str(places.count(word)) for word in words))
+        table.add_row(str(task), str(label), *(str(places.count(word)) for word in (*words, few)))
     return table
 
 

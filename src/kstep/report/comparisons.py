@@ -16,7 +16,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from kstep.analysis.tables import Row, markdown, write_table
@@ -27,7 +26,8 @@ from kstep.methods import VARIANT_OF
 from kstep.report import paper, scores
 from kstep.report.collapsed import collapsed_runs
 from kstep.report.figures import Layout, curves
-from kstep.report.scores import Beside, Identify
+from kstep.report.paper import PaperCell
+from kstep.report.scores import Identify
 from kstep.run.saved_encoders import label_of, with_preset
 from kstep.types import KstepError
 from kstep.values import difference
@@ -39,12 +39,17 @@ class Comparison:
 
     name: str
     identify: Identify
-    beside: Beside
+    tables: tuple[str, ...]
+    """The paper's, in the order in which they are asked for its numbers."""
     layout: Layout = lambda task, label: (task, label)
     variants: bool = False
     """Whether other variants of its methods belong in it as well."""
     more: Callable[[Sequence[Path], Sequence[Row]], dict[str, list[Row]]] = lambda _, table: {}
     """Further tables, from the run folders and the table of cells, by name."""
+
+    def beside(self, row: Row, mark: int) -> PaperCell | None:
+        """Return the paper's cell for a row at a mark, if it has one."""
+        return paper.beside(row, mark, self.tables)
 
     def write(self, folders: Sequence[Path], output: Path, at: Sequence[int] = ()) -> list[Path]:
         """Write every evaluation, the table (as CSV and as Markdown) and the curves."""
@@ -192,35 +197,31 @@ def grid_layout(task: str, label: str) -> tuple[str, str]:
     return f"{task}, k = {found[1]}{found[3]}", f"l = {found[2]}"
 
 
-def _returns(*tables: str) -> Beside:
-    return partial(paper.beside, tables=tables)
-
-
 COMPARISONS = {
     comparison.name: comparison
     for comparison in (
         Comparison(
             "main",
             by_method,
-            _returns("main", "tangential"),
+            ("main", "tangential"),
             variants=True,
             more=lambda _, table: {"improvement": scores.improvements(table)},
         ),
         Comparison(
             "tangential",
             only(*(n for n, of in VARIANT_OF.items() if of in ("ksl", "pi_sac", "proto_rl"))),
-            _returns("tangential", "main"),
+            ("tangential", "main"),
             variants=True,
         ),
-        Comparison("k-l-grid", by_k_and_l, _returns("k-l-grid"), grid_layout),
+        Comparison("k-l-grid", by_k_and_l, ("k-l-grid",), grid_layout),
         Comparison(
             "conv-transition",
             only("ksl", "ksl-conv"),
-            _returns("main"),
+            ("main",),
             more=lambda folders, _: {"collapse": collapsed_runs(folders)},
         ),
-        Comparison("optimizers", only("ksl", "ksl-one-optimizer"), _returns("main")),
-        Comparison("generalization", by_source, _returns("generalization")),
+        Comparison("optimizers", only("ksl", "ksl-one-optimizer"), ("main",)),
+        Comparison("generalization", by_source, ("generalization",)),
     )
 }
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from kstep.analysis.curves import canvas
-from kstep.analysis.tables import Row, markdown, write_table
+from kstep.analysis.tables import Row, write_both
 from kstep.envs import PLANET, EnvConfig, make, spec_of
 from kstep.report import paper
 from kstep.types import Array
@@ -21,14 +21,13 @@ def write(output: Path) -> list[Path]:
     """Write the table, as CSV and as Markdown, and the picture."""
     rows, frames = zip(*(_inspect(task) for task in PLANET), strict=True)
     output.mkdir(parents=True, exist_ok=True)
-    text, picture = output / "environments.md", output / "environments.png"
-    text.write_text(markdown([*rows[0]], (row.values() for row in rows)))
+    picture = output / "environments.png"
     shown = canvas(2.4 * len(frames), 2.7)
     for axes, row, frame in zip(shown.subplots(1, len(frames)), rows, frames, strict=True):
         axes.imshow(frame)
         axes.set(xticks=[], yticks=[], title=row["task"])
     shown.savefig(picture, dpi=120)
-    return [write_table(output / "environments.csv", rows), text, picture]
+    return [*write_both(output / "environments", rows), picture]
 
 
 def _inspect(task: str) -> tuple[Row, Array]:

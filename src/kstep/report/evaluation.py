@@ -11,14 +11,14 @@ from kstep.run.load import opened
 from kstep.run.progress import say
 
 
-def show(folder: Path, *, episodes: int, seed: int, device: str = "cpu") -> None:
+def show(run: Path, *, episodes: int, seed: int, device: str = "cpu") -> None:
     """Evaluate the run's policy and print its returns; the same seed repeats the same starts."""
-    with opened(folder, device, lanes=episodes) as (agent, lanes, counts):
+    with opened(run, device, lanes=episodes) as (agent, lanes, counts):
         result = evaluate(agent, lanes, evaluation_seeds(seed, -1, episodes))
     console = Console()
     say(
         console,
-        f"{folder} at {counts.env_steps:,} env steps, {counts.decisions:,} decisions, "
+        f"{run} at {counts.env_steps:,} env steps, {counts.decisions:,} decisions, "
         f"{counts.updates:,} updates",
     )
     for number, value in enumerate(result.returns, start=1):

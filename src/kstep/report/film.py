@@ -2,72 +2,55 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import annotated_types as at
 import imageio.v2 as imageio
 
-from kstep import values
-from kstep.agent import Agent
-from kstep.envs import ControlEnv
 from kstep.run.episode import Episode
 from kstep.run.evaluate import Evaluation, evaluate, evaluation_seeds
 from kstep.run.load import opened
 from kstep.types import KstepError
 
 
-@dataclass(frozen=True)
-class FilmConfig:
-    """What the video looks like."""
-
-    height: int = 480
-    width: int = 640
-    camera: int | None = None
-    """None: the camera the agent sees through."""
-    fps: Annotated[float, at.Gt(0.0)] | None = None
-    """None: real time, from the simulator's own clock where it has one."""
-
-
-def film_run(
-    folder: Path,
-    path: Path,
-    config: FilmConfig,
+def film(
+    run: Path,
+    output: Path,
     *,
+    height: int = 480,
+    width: int = 640,
+    camera: int | None = None,
+    fps: float | None = None,
     episodes: int = 1,
     seed: int = 0,
     device: str = "cpu",
 ) -> Evaluation:
-    """Film a run's newest checkpoint; the same seed repeats the same starts."""
-    with opened(folder, device) as (agent, [env], _):
-        return film(agent, env, evaluation_seeds(seed, -1, episodes), path, config)
+    """Film greedy episodes of a run's newest checkpoint; nothing is left behind if that fails.
 
-
-def film(
-    agent: Agent, env: ControlEnv, seeds: list[int], path: Path, config: FilmConfig
-) -> Evaluation:
-    """Film one greedy episode per seed into `path`; nothing is left behind if it fails."""
-    values.check(config)
-    for name, side in (("--height", config.height), ("--width", config.width)):
+    `camera` None: the one the agent sees through. `fps` None: real time, from the simulator's own
+    clock where it has one. The same seed repeats the same starts.
+    """
+    for name, side in (("--height", height), ("--width", width)):
         if not 16 <= side <= 4096 or side % 2:
             raise KstepError(f"{name} must be an even number from 16 to 4096, not {side}")
-    if path.suffix not in (".mp4", ".mkv", ".mov", ".gif"):
-        raise KstepError(f"--output must end in .mp4, .mkv, .mov or .gif, not '{path.name}'")
-    if path.exists():
-        raise KstepError(f"{path} exists already; choose another --output")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f"{path.stem}.part{path.suffix}")
-    fps = config.fps or env.decisions_per_second()
-    try:
-        writer: Any
-        with imageio.get_writer(aside, fps=fps, macro_block_size=2, quality=8) as writer:
+    if output.suffix not in (".mp4", ".mkv", ".mov", ".gif"):
+        raise KstepError(f"--output must end in .mp4, .mkv, .mov or .gif, not '{output.name}'")
+    if output.exists():
+        raise KstepError(f"{output} exists already; choose another --output")
+    aside = output.with_name(f"{output.stem}.part{output.suffix}")
+    with opened(run, device) as (agent, [env], _):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        rate = fps or env.decisions_per_second()
+        try:
+            writer: Any
+            with imageio.get_writer(aside, fps=rate, macro_block_size=2, quality=8) as writer:
 
-            def shoot(episode: Episode) -> None:
-                writer.append_data(env.film_frame(config.height, config.width, config.camera))
+                def shoot(episode: Episode) -> None:
+                    writer.append_data(env.film_frame(height, width, camera))
 
-            result = evaluate(agent, [env], seeds, on_step=shoot)
-        aside.rename(path)
-    finally:
-        aside.unlink(missing_ok=True)
+                seeds = evaluation_seeds(seed, -1, episodes)
+                result = evaluate(agent, [env], seeds, on_step=shoot)
+            aside.rename(output)
+        finally:
+            aside.unlink(missing_ok=True)
     return result

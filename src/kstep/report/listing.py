@@ -22,7 +22,6 @@ def lines(what: Listing) -> Iterator[str]:
         for name in experiments.shipped():
             yield f"{name:16} {experiments.read(name).title}"
     else:
-        for name, summary in (
-            names.METHOD_SUMMARIES if what == "methods" else names.PRESET_SUMMARIES
-        ).items():
+        known = names.METHOD_SUMMARIES if what == "methods" else names.PRESET_SUMMARIES
+        for name, summary in known.items():
             yield f"{name:20} {summary}"

@@ -14,35 +14,32 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from types import MappingProxyType
 from typing import Any, Literal
 
 from kstep.analysis.tables import Row
 from kstep.methods import METHODS, VARIANT_OF
 from kstep.names import PRESET_SUMMARIES
-from kstep.report.statistics import Best, Summary, best_against, welch
+from kstep.report.statistics import FEWEST_SEEDS, Best, Summary, best_against, welch
 from kstep.types import KstepError
 
-Place = Literal["inside", "above", "below"]
+Place = Literal["inside", "above", "below", "too few seeds"]
 """Of our mean relative to the paper's."""
 
-MARKS: Mapping[int, str] = MappingProxyType({100_000: "steps_100k", 500_000: "steps_500k"})
+MARKS: Mapping[int, str] = {100_000: "steps_100k", 500_000: "steps_500k"}
 """env_steps of its tables, and their keys in the data file."""
 CURVE_MARKS = range(0, 500_001, 20_000)
 """env_steps of the points of its curves."""
 GRID_TASK = "cheetah_run"
 
-BOLD: Mapping[tuple[str, int], str] = MappingProxyType(
-    {
-        ("main", 100_000): "ksl** ksl** ksl** ksl** ksl** ksl**",
-        ("main", 500_000): "ksl ksl* ksl ksl** ksl* ksl*",
-        ("tangential", 100_000): "ksl** ksl** ksl** ksl** ksl** ksl**",
-        ("tangential", 500_000): "ksl ksl** ksl** ksl** ksl* ksl**",
-        ("generalization", 100_000): "curl ksl ksl** ksl ksl* ksl*",
-        ("k-l-grid", 100_000): "k3-l0",
-        ("k-l-grid", 500_000): "k3-l0",
-    }
-)
+BOLD: Mapping[tuple[str, int], str] = {
+    ("main", 100_000): "ksl** ksl** ksl** ksl** ksl** ksl**",
+    ("main", 500_000): "ksl ksl* ksl ksl** ksl* ksl*",
+    ("tangential", 100_000): "ksl** ksl** ksl** ksl** ksl** ksl**",
+    ("tangential", 500_000): "ksl ksl** ksl** ksl** ksl* ksl**",
+    ("generalization", 100_000): "curl ksl ksl** ksl ksl* ksl*",
+    ("k-l-grid", 100_000): "k3-l0",
+    ("k-l-grid", 500_000): "k3-l0",
+}
 """Per table and mark: which method it prints bold in each of the table's tasks, with its stars."""
 
 
@@ -170,6 +167,8 @@ def sees_state(method: str) -> bool:
 
 def place(ours: Summary, theirs: Summary, level: float = 0.05) -> Place:
     """Return whether our mean differs from the paper's (Welch): inside if it does not."""
+    if ours.n < FEWEST_SEEDS:
+        return "too few seeds"
     if not welch(ours, theirs) < level:
         return "inside"
     return "above" if ours.mean > theirs.mean else "below"

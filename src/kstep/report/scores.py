@@ -17,10 +17,10 @@ import numpy as np
 import polars as pl
 
 from kstep.analysis.tables import Row, grouped
-from kstep.config import Experiment, resolve
+from kstep.config import Experiment
 from kstep.report import paper
 from kstep.report.paper import PaperCell
-from kstep.report.statistics import FEWEST_SEEDS, Summary, summarize
+from kstep.report.statistics import summarize
 from kstep.run.folder import Run
 from kstep.sweep import store
 from kstep.sweep.plan import RunSpec
@@ -31,8 +31,6 @@ Identify: TypeAlias = Callable[[Experiment], Row]
 Beside: TypeAlias = Callable[[Row, int], PaperCell | None]
 """The paper's cell for a row and a mark, if it has one."""
 
-FEW = "too few seeds"
-"""Instead of a place, where ours has too few seeds to compare."""
 OF_ONE_RUN = ("env_steps", "score")
 """What differs between the rows of one run."""
 
@@ -69,15 +67,7 @@ def identities(specs: Iterable[RunSpec], identify: Identify) -> dict[str, Row]:
     found: dict[str, Row] = {}
     for spec in specs:
         if spec.setting not in found:
-            found[spec.setting] = identify(
-                resolve(
-                    spec.method,
-                    spec.task,
-                    preset=spec.preset,
-                    env_steps=spec.env_steps,
-                    overrides=spec.overrides,
-                )
-            )
+            found[spec.setting] = identify(spec.experiment())
     return found
 
 
@@ -178,16 +168,10 @@ def summary(rows: Sequence[Row], marks: Sequence[int], beside: Beside) -> list[R
                         "paper_runs": theirs.n if theirs else 0,
                         "paper_best": int(theirs.best) if theirs else 0,
                         "paper_stars": theirs.stars if theirs else "",
-                        "place": _place(ours, theirs),
+                        "place": paper.place(ours, theirs) if theirs else "",
                     }
                 )
     return table
-
-
-def _place(ours: Summary, theirs: Summary | None) -> str:
-    if theirs is None:
-        return ""
-    return FEW if ours.n < FEWEST_SEEDS else paper.place(ours, theirs)
 
 
 def improvements(table: Sequence[Row]) -> list[Row]:

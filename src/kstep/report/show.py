@@ -18,8 +18,7 @@ from kstep.optimizers import Group
 from kstep.ownership import owners
 from kstep.rng import Streams
 from kstep.run.progress import say, terminal
-from kstep.values import difference, encode
-from kstep.values import flat as flat_values
+from kstep.values import difference, encode, flat
 
 
 def show(method: str, diff: str | None, task: str, preset: str) -> None:
@@ -45,31 +44,21 @@ def show_method(experiment: Experiment, console: Console) -> None:
     console.print(_slow_copies(agent))
     say(console, "settings", "bold")
     for part in ("method", "env", "evaluation"):
-        for key, value in flat(getattr(experiment, part), part):
-            say(console, f"  {key} = {value}")
+        for key, value in flat(encode(getattr(experiment, part)), part):
+            say(console, f"  {key} = {text(value)}")
 
 
 def show_difference(left: Experiment, right: Experiment, console: Console) -> None:
     """Print where two methods differ."""
-    rows = [
-        (key, a, b)
-        for key, a, b in difference(left, right)
-        if key not in ("method.base", "method.variant")
-    ]
-    if not rows:
-        say(console, f"{left.method.name} and {right.method.name} do not differ")
-        return
-    table = Table(
-        Column("setting", no_wrap=True), left.method.name, right.method.name, highlight=False
-    )
-    for key, a, b in rows:
-        table.add_row(key, text(a), text(b))
-    console.print(table)
-
-
-def flat(value: Any, prefix: str = "") -> list[tuple[str, str]]:
-    """Return every setting as (dotted key, text)."""
-    return [(key, text(setting)) for key, setting in flat_values(encode(value), prefix)]
+    one, other = left.method.name, right.method.name
+    table = Table(Column("setting", no_wrap=True), one, other, highlight=False)
+    for key, a, b in difference(left, right):
+        if key not in ("method.base", "method.variant"):
+            table.add_row(key, text(a), text(b))
+    if table.row_count:
+        console.print(table)
+    else:
+        say(console, f"{one} and {other} do not differ")
 
 
 def text(value: Any) -> str:

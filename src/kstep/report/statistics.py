@@ -10,9 +10,9 @@ along the curve. Nothing uses a global generator: every random function takes a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -139,49 +139,23 @@ class Interval:
         return f"n = {self.n}: too few seeds for an interval" if few else f"n = {self.n}"
 
 
+def share_above(threshold: float) -> Aggregate:
+    """Return the aggregate of a performance profile at one threshold: the share of all runs with a
+    score above it."""
+    return lambda scores: np.asarray((_finite(scores) > threshold).mean(axis=(-2, -1)))
+
+
 def bootstrap(
     scores: npt.ArrayLike, aggregate: Aggregate, *, seed: int, repetitions: int = 2_000
 ) -> Interval:
-    """Return an aggregate with a stratified percentile bootstrap: resamples runs in each task."""
-    values = _finite(scores, 2)
-    runs = values.shape[0]
-    estimate = float(aggregate(values))
-    if runs < FEWEST_SEEDS:
-        return Interval(estimate, float("nan"), float("nan"), runs)
-    draws = np.concatenate([aggregate(block) for block in _resamples(values, seed, repetitions)])
-    low, high = _bounds(draws)
-    return Interval(estimate, float(low), float(high), runs)
+    """Return an aggregate with a stratified percentile bootstrap: resamples runs in each task.
 
-
-def sample_efficiency(
-    curves: Mapping[int, npt.ArrayLike], aggregate: Aggregate, **draws: int
-) -> dict[int, Interval]:
-    """Return an aggregate with its pointwise interval at every mark; scores (runs, tasks) each.
-
-    Every mark resamples with the same seed: marks with the same runs choose the same ones, so a
-    curve is resampled as a whole.
+    The same seed chooses the same runs. So intervals along a curve or a profile are pointwise, but
+    the curve is resampled as a whole.
     """
-    return {mark: bootstrap(curves[mark], aggregate, **draws) for mark in sorted(curves)}
-
-
-def performance_profile(scores: npt.ArrayLike, thresholds: npt.ArrayLike) -> Array:
-    """Return, per threshold, the share of all runs with a score above it."""
-    values, marks = _finite(scores, 2), np.asarray(thresholds, dtype=np.float64)
-    return np.asarray((values[..., None] > marks).mean(axis=(0, 1)))
-
-
-def profile_band(
-    scores: npt.ArrayLike, thresholds: npt.ArrayLike, *, seed: int, repetitions: int = 2_000
-) -> tuple[Array, Array]:
-    """Return the pointwise bootstrap band of a performance profile."""
     values = _finite(scores, 2)
-    marks = np.asarray(thresholds, dtype=np.float64)
-    if values.shape[0] < FEWEST_SEEDS:
-        nothing = np.full(marks.shape, np.nan)
-        return nothing, nothing
-    blocks = _resamples(values, seed, repetitions)
-    low, high = _bounds(np.stack([performance_profile(one, marks) for b in blocks for one in b]))
-    return low, high
+    draws = (aggregate(block) for block in _resamples(values, seed, repetitions))
+    return _interval(aggregate(values), len(values), draws)
 
 
 def probability_of_improvement(first: npt.ArrayLike, second: npt.ArrayLike) -> Array:
@@ -203,48 +177,40 @@ def improvement_interval(
 ) -> Interval:
     """Return the probability of improvement with its bootstrap interval."""
     one, other = _finite(first, 2), _finite(second, 2)
-    estimate = float(probability_of_improvement(one, other))
-    n = min(len(one), len(other))
-    if n < FEWEST_SEEDS:
-        return Interval(estimate, float("nan"), float("nan"), n)
     left, right = np.random.SeedSequence(seed).spawn(2)
     blocks = zip(
         _resamples(one, left, repetitions), _resamples(other, right, repetitions), strict=True
     )
-    low, high = _bounds(np.concatenate([probability_of_improvement(a, b) for a, b in blocks]))
-    return Interval(estimate, float(low), float(high), n)
+    draws = (probability_of_improvement(a, b) for a, b in blocks)
+    return _interval(probability_of_improvement(one, other), min(len(one), len(other)), draws)
 
 
-def failed(scores: npt.ArrayLike, below: float) -> int:
-    """Count runs that ended below a score: seeds that never learned."""
-    return int((_finite(scores) < below).sum())
-
-
-def _bounds(draws: Array) -> Array:
-    """Return the lower and upper end of the interval that holds `CONFIDENCE` of the draws."""
-    return np.quantile(draws, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], axis=0)
+def _interval(estimate: Array, n: int, draws: Iterator[Array]) -> Interval:
+    """Return an estimate with the interval that holds `CONFIDENCE` of the draws."""
+    if n < FEWEST_SEEDS:
+        return Interval(float(estimate), float("nan"), float("nan"), n)
+    ends = [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]
+    low, high = np.quantile(np.concatenate([*draws]), ends)
+    return Interval(float(estimate), float(low), float(high), n)
 
 
 def _resamples(
     values: Array, seed: int | np.random.SeedSequence, repetitions: int, block: int = 500
-) -> list[Array]:
-    """Return resampled copies of (runs, tasks) in blocks of (<= block, runs, tasks)."""
+) -> Iterator[Array]:
+    """Yield resampled copies of (runs, tasks) in blocks of (<= block, runs, tasks)."""
     rng = np.random.default_rng(seed)
-    runs, tasks = values.shape
-    blocks = []
     for start in range(0, repetitions, block):
         number = min(block, repetitions - start)
-        chosen = rng.integers(0, runs, (number, runs, tasks))
-        blocks.append(np.take_along_axis(values[None], chosen, axis=1))
-    return blocks
+        chosen = rng.integers(0, len(values), (number, *values.shape))
+        yield np.take_along_axis(values[None], chosen, axis=1)
 
 
 def _finite(scores: npt.ArrayLike, dimensions: int | None = None) -> Array:
     """Return the scores as floats, raising if there are none or some are not finite."""
-    values: Any = np.asarray(scores, dtype=np.float64)
+    values = np.asarray(scores, dtype=np.float64)
     if dimensions is not None and values.ndim != dimensions:
         shape = {1: "(runs,)", 2: "(runs, tasks)"}[dimensions]
         raise ValueError(f"scores must have the shape {shape}, not {values.shape}")
     if values.size == 0 or not np.isfinite(values).all():
         raise ValueError("scores must be finite and there must be some")
-    return np.asarray(values)
+    return values

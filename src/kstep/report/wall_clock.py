@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kstep.analysis.tables import Row, deviation, markdown, write_table
+from kstep.analysis.tables import Row, deviation, write_both, write_table
 from kstep.report import paper
 from kstep.run.folder import Run, RunFolder
 from kstep.run.saved_encoders import label_of
@@ -24,15 +24,9 @@ NORMAL = "sac_pixel"
 def write(folders: Sequence[Path], output: Path) -> list[Path]:
     """Write every run's time and the table, as CSV and as Markdown."""
     runs = [_timed(folder) for folder in folders]
-    table = normalized(runs)
     output.mkdir(parents=True, exist_ok=True)
-    text = output / "wall-clock.md"
-    text.write_text(markdown([*table[0]], (row.values() for row in table)))
-    return [
-        write_table(output / "wall-clock-runs.csv", runs),
-        write_table(output / "wall-clock.csv", table),
-        text,
-    ]
+    each = write_table(output / "wall-clock-runs.csv", runs)
+    return [each, *write_both(output / "wall-clock", normalized(runs))]
 
 
 def _timed(folder: Path) -> Row:

@@ -14,10 +14,10 @@ import hashlib
 import itertools
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import safetensors
 import safetensors.numpy
@@ -25,7 +25,7 @@ import safetensors.torch
 
 from kstep.agent import Agent
 from kstep.data.replay import Replay
-from kstep.files import sha256, sync_folder, write_atomically, write_json
+from kstep.files import fingerprint, sha256, sync_folder, write_atomically, write_json
 from kstep.run import legacy
 from kstep.run.episode import Episode
 from kstep.run.folder import Run, checkpoint_age
@@ -43,12 +43,8 @@ class Refused(KstepError):
     """An intact checkpoint that cannot be resumed here."""
 
 
-@dataclass(frozen=True)
-class Positions:
-    """What of each log belongs to a checkpoint; what is beyond is written again."""
-
-    metrics: Written = field(default_factory=Written)
-    evaluations: Written = field(default_factory=Written)
+Positions: TypeAlias = Mapping[str, Written]
+"""What of each log belongs to a checkpoint; what is beyond is written again."""
 
 
 @dataclass
@@ -76,16 +72,16 @@ def save(run: Run, session: Session, positions: Positions) -> Path:
         state = {
             "format": FORMAT,
             "digest": run.digest,
-            "provenance": session.provenance.state(),
+            "provenance": asdict(session.provenance),
             "counts": asdict(session.counts),
             "streams": session.agent.streams.state(),
             "phase": session.agent.phase,
             "episode": session.episode.state(),
             "replay": {"counters": session.replay.counters(), "segments": segments},
-            "positions": asdict(positions),
+            "positions": {name: asdict(written) for name, written in positions.items()},
             "weights": hashlib.sha256(weights).hexdigest(),
         }
-        write_json(aside / "state.json", {**state, "checksum": _checksum(state)})
+        write_json(aside / "state.json", {**state, "checksum": fingerprint(state)})
         sync_folder(aside)
         aside.rename(final)
     except BaseException:
@@ -101,7 +97,7 @@ def save(run: Run, session: Session, positions: Positions) -> Path:
 
 def load_weights(run: Run, agent: Agent) -> Counts:
     """Load the newest intact checkpoint's weights, for acting only; frames are not read."""
-    folder, state = newest(run, with_replay=False)
+    folder, state = newest(run)
     _load_agent(agent, folder, state)
     return Counts(**state["counts"])
 
@@ -112,7 +108,7 @@ def load(run: Run, session: Session, allowed: Allowed) -> tuple[Positions, list[
     def restore(state: dict[str, Any]) -> None:
         session.replay.restore(_segments(run, state), state["replay"]["counters"])
 
-    folder, state = _first(run, restore)
+    folder, state = newest(run, restore)
     notes = session.provenance.refuse_other(Provenance(**state["provenance"]), allowed)
     notes = _set_damaged_aside(run, folder) + notes
     _sweep(run)
@@ -135,7 +131,7 @@ def check(run: Run, here: Provenance, allowed: Allowed) -> None:
             "and analyzed, but not resumed. Choose another --folder"
         )
     if exists(run):
-        state = newest(run, with_replay=False)[1]
+        state = newest(run)[1]
         here.refuse_other(Provenance(**state["provenance"]), allowed)
         _check_logs(run, state)
 
@@ -166,7 +162,7 @@ def reached(run: Run) -> int:
 
     Raises if a log was changed since it was written: a run that is done must not vouch for it.
     """
-    state = newest(run, with_replay=False)[1]
+    state = newest(run)[1]
     if not run.is_legacy:
         _check_logs(run, state)
     env_steps: int = state["counts"]["env_steps"]
@@ -184,18 +180,11 @@ def describe(run: Run) -> str:
     return "The run folder is intact, but has no checkpoint yet"
 
 
-def newest(run: Run, *, with_replay: bool = True) -> tuple[Path, dict[str, Any]]:
-    """Return the newest intact checkpoint and its state, or explain why there is none."""
-
-    def read(state: dict[str, Any]) -> None:
-        for _ in _segments(run, state) if with_replay else ():
-            pass
-
-    return _first(run, read)
-
-
-def _first(run: Run, use: Callable[[dict[str, Any]], None]) -> tuple[Path, dict[str, Any]]:
-    """Return the newest checkpoint that is what was written and whose frames `use` can use.
+def newest(
+    run: Run, use: Callable[[dict[str, Any]], None] = lambda state: None
+) -> tuple[Path, dict[str, Any]]:
+    """Return the newest checkpoint that is what was written and whose frames `use` can use, and its
+    state, or explain why there is none.
 
     Reading gigabytes twice, to check and to use them, would be most of a restart.
     """
@@ -251,7 +240,7 @@ def _read_state(folder: Path) -> dict[str, Any]:
     state: dict[str, Any] = json.loads((folder / "state.json").read_text())
     checksum = state.pop("checksum", None)
     # The first format had no checksum of its own.
-    if checksum != _checksum(state) and not (checksum is None and state["format"] == 1):
+    if checksum != fingerprint(state) and not (checksum is None and state["format"] == 1):
         raise KstepError("state.json is damaged")
     if state["format"] not in READABLE:
         raise Refused(
@@ -260,18 +249,13 @@ def _read_state(folder: Path) -> dict[str, Any]:
     return state
 
 
-def _checksum(state: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
-
-
 def _check_logs(run: Run, state: dict[str, Any]) -> None:
-    positions = _positions(state)
-    before(run.metrics_file, positions.metrics)
-    before(run.evaluations_file, positions.evaluations)
+    for name, written in _positions(state).items():
+        before(run.log(name), written)
 
 
 def _positions(state: dict[str, Any]) -> Positions:
-    return Positions(**{name: Written(**value) for name, value in state["positions"].items()})
+    return {name: Written(**value) for name, value in state["positions"].items()}
 
 
 def _free_name(path: Path) -> Path:

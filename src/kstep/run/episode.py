@@ -47,7 +47,7 @@ class Episode:
         return np.stack(self._frames)
 
     def start(self, seed: int) -> Array:
-        """Begin anew and return the first frame."""
+        """Start an episode from scratch and return its first frame."""
         frame, _ = self.env.reset(seed=seed)
         self._frames.extend([frame] * (self._frames.maxlen or 1))
         self.seed, self.actions, self.total_reward = seed, [], 0.0
@@ -74,7 +74,7 @@ class Episode:
         return {"seed": self.seed, "length": len(self.actions), "actions": actions.tobytes().hex()}
 
     def repeat(self, state: dict[str, Any], frames: Array, *, strictly: bool = True) -> None:
-        """Go through the episode again up to `state` and check that it leads to the same place.
+        """Replay the episode up to `state` and check that it leads to the same place.
 
         `frames` are the last stacked frames as the replay remembers them, oldest first.
         Not `strictly`: whatever place it leads to.

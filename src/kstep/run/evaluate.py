@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,7 +39,7 @@ def evaluation_seeds(seed: int, mark: int, episodes: int) -> list[int]:
 def evaluate(
     agent: Agent,
     lanes: Sequence[ControlEnv],
-    seeds: Iterable[int],
+    seeds: Sequence[int],
     on_step: Callable[[Episode], None] | None = None,
 ) -> Evaluation:
     """Run one greedy episode per seed. Changes nothing in the agent, not even a random stream.
@@ -48,8 +48,9 @@ def evaluate(
     networks decides for all of them.
     """
     finished: list[Episode] = []
-    for batch in _batches(list(seeds), len(lanes)):
-        episodes = [Episode(env, agent.method.stack) for env, _ in zip(lanes, batch, strict=False)]
+    for first in range(0, len(seeds), len(lanes)):
+        batch = seeds[first : first + len(lanes)]
+        episodes = [Episode(env, agent.method.stack) for env in lanes[: len(batch)]]
         for episode, seed in zip(episodes, batch, strict=True):
             episode.start(seed)
         running = episodes
@@ -65,8 +66,3 @@ def evaluate(
         finished += episodes
     returns = tuple(episode.total_reward for episode in finished)
     return Evaluation(returns, tuple(len(episode.actions) for episode in finished))
-
-
-def _batches(seeds: list[int], size: int) -> Iterator[list[int]]:
-    for start in range(0, len(seeds), size):
-        yield seeds[start : start + size]

@@ -42,8 +42,8 @@ class RunFolder:
         self.folder = folder
         self.config_file = folder / "config.json"
         self.system_file = folder / "system.json"
-        self.evaluations_file = folder / "evaluations.jsonl"
-        self.metrics_file = folder / "metrics.jsonl"
+        self.evaluations_file = self.log("evaluations")
+        self.metrics_file = self.log("metrics")
         self.checkpoints = folder / "checkpoints"
         self.replay = folder / "replay"
         self.encoders = folder / "encoders"
@@ -79,6 +79,9 @@ class RunFolder:
             return True
         return False
 
+    def log(self, name: str) -> Path:
+        return self.folder / f"{name}.jsonl"
+
     def evaluations(self) -> list[dict[str, Any]]:
         """Return every evaluation so far, oldest first."""
         return list(json_lines(self.evaluations_file, strict=True))
@@ -86,7 +89,8 @@ class RunFolder:
     def checkpoint_folders(self) -> list[Path]:
         """Return every complete checkpoint, oldest first."""
         found = [path.parent for path in self.checkpoints.glob("[0-9]*/state.json")]
-        return sorted((path for path in found if checkpoint_age(path.name)), key=_age)
+        named = [path for path in found if checkpoint_age(path.name)]
+        return sorted(named, key=lambda path: checkpoint_age(path.name))
 
     def checkpointed(self) -> int:
         """Return the decisions of the newest checkpoint, by its name; -1 if there is none."""
@@ -188,19 +192,11 @@ class Run(RunFolder):
         for path in (self.checkpoints, self.replay):
             path.mkdir(parents=True, exist_ok=True)
         with self.locked():
-            self._write_config()
+            about: dict[str, Any] = {"format": FORMAT, "digest": self.digest}
+            about |= {"encoder_backend": self.encoder_backend}
+            about |= {"experiment": encode(self.experiment)}
+            write_json(self.config_file, about)
             yield
-
-    def _write_config(self) -> None:
-        write_json(
-            self.config_file,
-            {
-                "format": FORMAT,
-                "digest": self.digest,
-                "encoder_backend": self.encoder_backend,
-                "experiment": encode(self.experiment),
-            },
-        )
 
     @classmethod
     def open(cls, folder: Path) -> Run:
@@ -230,18 +226,11 @@ class Run(RunFolder):
 
 
 def checkpoint_age(name: str) -> tuple[int, ...]:
-    """Return what orders checkpoints by name: decisions, then a number where several hold as many.
-
-    Nothing for other names.
-    """
-    # Decisions, and a number where a run was saved more than once between two of them.
+    """Return what orders checkpoints by name: decisions, then a number where a run was saved more
+    than once between two of them. Nothing for other names."""
     if re.fullmatch(r"\d+(\.\d+)?", name) is None:
         return ()
     return tuple(int(number) for number in name.split("."))
-
-
-def _age(folder: Path) -> tuple[int, ...]:
-    return checkpoint_age(folder.name)
 
 
 def _experiment(data: dict[str, Any]) -> Experiment:

@@ -6,14 +6,14 @@ streams and moments belong to the version that wrote them.
 
 from __future__ import annotations
 
-import hashlib
-import json
+import copy
 from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
 from kstep.errors import KstepError
+from kstep.files import fingerprint
 
 TURNS = {
     ("critic", "auxiliary", "actor", "slow"): "after critic",
@@ -25,13 +25,13 @@ PADS = {"shift": 4, "crop": 8}
 
 def digest(experiment: Mapping[str, Any]) -> str:
     """Return what identified an experiment of format 1."""
-    data: dict[str, Any] = json.loads(json.dumps(experiment))
+    data: dict[str, Any] = copy.deepcopy({**experiment})
     del data["env_steps"]
     if data.get("frozen_encoder") is None:
         data.pop("frozen_encoder", None)
     if data["method"]["sac"].get("temperature_sample") == "shared":
         del data["method"]["sac"]["temperature_sample"]
-    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
+    return fingerprint(data)[:16]
 
 
 def experiment(old: Mapping[str, Any]) -> dict[str, Any]:
@@ -43,15 +43,23 @@ def experiment(old: Mapping[str, Any]) -> dict[str, Any]:
     trains = "head" if learning["encoder_learns_from"] == "auxiliary" else "all"
     if old.get("frozen_encoder") is not None:
         trains = "nothing"
+    seen: dict[str, Any] = {"kind": "state"}
+    if method["observation"] != "state":
+        seen = encoder(method["encoder"], method["image_size"], learning["encoder_ema_rate"])
     _refuse(learning.get("joint", False), "method.learning.joint=true")
     _refuse(learning["initial_unit"] != "decisions", "method.learning.initial_unit=env_steps")
     converted = {
         "base": base,
         "variant": variant,
         "stack": method["stack"],
-        "encoder": _encoder(method),
+        "encoder": seen,
         "augment": augment(method["augment"]),
-        "core": _core(method["sac"], learning),
+        "core": {
+            "kind": "sac",
+            **method["sac"],
+            **_some(learning, "actor_every", "temperature_learning_rate", "temperature_betas"),
+            "ema_rate": learning["critic_ema_rate"],
+        },
         "auxiliary": _auxiliary(method),
         "learning": {
             **_some(learning, "batch_size", "replay_capacity", "learning_rate", "betas"),
@@ -82,26 +90,11 @@ def augment(old: Mapping[str, Any]) -> dict[str, Any]:
 def weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the weights and moments of an agent of format 1 under today's names."""
     names = {"task": "auxiliary", "task_encoder": "auxiliary_encoder"}
-    split = {key: key.partition("/") for key in tensors}
-    return {
-        f"{names.get(first, first)}/{rest}": tensors[key] for key, (first, _, rest) in split.items()
-    }
-
-
-def _encoder(method: Mapping[str, Any]) -> dict[str, Any]:
-    if method["observation"] == "state":
-        return {"kind": "state"}
-    rate = method["learning"]["encoder_ema_rate"]
-    return encoder(method["encoder"], method["image_size"], rate)
-
-
-def _core(sac: Mapping[str, Any], learning: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "kind": "sac",
-        **sac,
-        **_some(learning, "actor_every", "temperature_learning_rate", "temperature_betas"),
-        "ema_rate": learning["critic_ema_rate"],
-    }
+    renamed = {}
+    for key, tensor in tensors.items():
+        first, _, rest = key.partition("/")
+        renamed[f"{names.get(first, first)}/{rest}"] = tensor
+    return renamed
 
 
 def _auxiliary(method: Mapping[str, Any]) -> dict[str, Any] | None:

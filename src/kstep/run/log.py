@@ -7,14 +7,13 @@ it had logged beyond it, and the file ends up as if the run had never stopped.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kstep.types import KstepError, Metrics
+from kstep.types import KstepError
 
 
 @dataclass(frozen=True)
@@ -77,27 +76,8 @@ def before(path: Path, written: Written) -> bytes:
     return kept
 
 
-class TensorBoard:
-    """The same numbers as TensorBoard events; needs the extra `tb`."""
+def tensorboard(folder: Path) -> Any:
+    """Return a writer of TensorBoard events; needs the extra `tb`."""
+    from torch.utils.tensorboard import SummaryWriter
 
-    @staticmethod
-    def refuse_missing() -> None:
-        if importlib.util.find_spec("tensorboard") is None:
-            raise KstepError("TensorBoard is not installed: pip install 'kstep[tb]'")
-
-    def __init__(self, folder: Path) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._writer: Any = SummaryWriter(str(folder))
-
-    def write(self, scalars: dict[str, float], env_steps: int) -> None:
-        for path, value in scalars.items():
-            self._writer.add_scalar(path, value, env_steps)
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-def scalars(metrics: Metrics) -> dict[str, float]:
-    """Read the tensors; the one place that waits for the device."""
-    return {path: float(value) for path, value in metrics.items()}
+    return SummaryWriter(str(folder))

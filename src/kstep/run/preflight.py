@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -20,7 +21,6 @@ from kstep.nets.backends import native_shape
 from kstep.nets.encoder import PixelEncoderConfig
 from kstep.run import checkpoint, provenance, saved_encoders, system
 from kstep.run.folder import Run
-from kstep.run.log import TensorBoard
 from kstep.run.provenance import Provenance
 from kstep.run.runtime import Runtime
 from kstep.types import EnvSpec
@@ -44,13 +44,18 @@ def check(run: Run, runtime: Runtime, env: ControlEnv) -> Cleared:
     envs.try_out(env, experiment.seed)
     if method.auxiliary is not None:
         method.auxiliary.check_episodes(method, spec)
-    _refuse_precision(experiment, runtime)
-    _refuse_saving_encoders(experiment, runtime)
+    lower = isinstance(method.encoder, PixelEncoderConfig) and method.encoder.precision == "tf32"
+    if lower and not runtime.device.startswith("cuda"):
+        raise KstepError(
+            f"method.encoder.precision=tf32 exists on CUDA only, not on {runtime.device}"
+        )
+    if runtime.save_encoders_every is not None and method.observation != "pixels":
+        raise KstepError(f"'{method.name}' sees the state: it has no encoder to save")
     frozen = _frozen_encoder(run, runtime, spec)
     memory = replay_config(experiment, runtime)
     Replay.refuse_too_large(memory, spec, method.stack, run.folder)
-    if runtime.tensorboard:
-        TensorBoard.refuse_missing()
+    if runtime.tensorboard and find_spec("tensorboard") is None:
+        raise KstepError("TensorBoard is not installed: pip install 'kstep[tb]'")
     here = provenance.here(experiment.env, runtime.device, runtime.threads)
     checkpoint.check(run, here, runtime.allowed)
     with system.threads(runtime.threads):
@@ -98,25 +103,6 @@ def replay_config(experiment: Experiment, runtime: Runtime) -> ReplayConfig:
     # A run stores at most two frames per env step, even if every episode were one decision long.
     capacity = min(experiment.method.learning.replay_capacity, 2 * experiment.env_steps)
     return ReplayConfig(capacity, runtime.replay)
-
-
-def _refuse_precision(experiment: Experiment, runtime: Runtime) -> None:
-    encoder = experiment.method.encoder
-    lower = isinstance(encoder, PixelEncoderConfig) and encoder.precision == "tf32"
-    if lower and not runtime.device.startswith("cuda"):
-        raise KstepError(
-            f"method.encoder.precision=tf32 exists on CUDA only, not on {runtime.device}"
-        )
-
-
-def _refuse_saving_encoders(experiment: Experiment, runtime: Runtime) -> None:
-    every = runtime.save_encoders_every
-    if every is None:
-        return
-    if every < 1:
-        raise KstepError(f"--save-encoders-every must be at least 1 env step, not {every}")
-    if experiment.method.observation != "pixels":
-        raise KstepError(f"'{experiment.method.name}' sees the state: it has no encoder to save")
 
 
 def _frozen_encoder(run: Run, runtime: Runtime, spec: EnvSpec) -> Path | None:

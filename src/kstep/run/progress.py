@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import time
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from kstep.types import Counts
@@ -28,63 +26,39 @@ def terminal(width: int) -> Console:
     return console if console.is_terminal else Console(width=width)
 
 
-class _Remaining(ProgressColumn):
-    """Time left at the speed of learning, which the random beginning would flatter."""
-
-    def render(self, task: Task) -> Text:
-        left = task.fields.get("left")
-        return Text("" if left is None else f"{clock(left)} left", style="cyan")
-
-
 class ProgressReport:
-    """A progress bar on a terminal, plain lines elsewhere."""
+    """A progress bar on a terminal while its `bar` is entered, plain lines elsewhere."""
 
     def __init__(self, title: str, budget: int, console: Console) -> None:
-        self._console = console
-        self._live = console.is_terminal
         self._budget = budget
         self._started: tuple[float, int] | None = None
         self._last_line = time.monotonic()
-        self._last_evaluation = "not evaluated yet"
-        self._bar = Progress(
+        self.bar = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=16),
             TextColumn("{task.completed:>7,.0f}/{task.total:,.0f} env steps"),
             TextColumn("{task.fields[speed]}"),
             TimeElapsedColumn(),
-            _Remaining(),
+            TextColumn("[cyan]{task.fields[left]}"),
             TextColumn("[green]{task.fields[evaluation]}"),
             console=console,
-            disable=not self._live,
-            transient=False,
+            disable=not console.is_terminal,
         )
-        self._task = self._bar.add_task(
-            title, total=budget, speed="", left=None, evaluation=self._last_evaluation
+        self._task = self.bar.add_task(
+            title, total=budget, speed="", left="", evaluation="not evaluated yet"
         )
-
-    def __enter__(self) -> ProgressReport:
-        self._bar.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._bar.__exit__(kind, value, trace)
 
     def say(self, text: str) -> None:
-        say(self._bar.console, text)
+        say(self.bar.console, text)
 
     def evaluated(self, counts: Counts, evaluation: Evaluation, seconds: float) -> None:
-        self._last_evaluation = f"return {evaluation.mean:.0f} at {counts.env_steps:,}"
         episodes = len(evaluation.returns)
         self.say(
             f"  {counts.env_steps:>7,} env steps: return {evaluation.mean:7.1f} "
             f"± {evaluation.std:.1f} over {episodes} episode{'s' if episodes != 1 else ''}"
         )
-        self._bar.update(self._task, evaluation=self._last_evaluation)
+        newest = f"return {evaluation.mean:.0f} at {counts.env_steps:,}"
+        self.bar.update(self._task, evaluation=newest)
         if self._started is not None:
             # The time it took says nothing about the speed of learning.
             self._started = (self._started[0] + seconds, self._started[1])
@@ -94,22 +68,17 @@ class ProgressReport:
         now = time.monotonic()
         if learning and self._started is None:
             self._started = (now, counts.env_steps)
-        speed, left = "", None
+        # At the speed of learning, which the random beginning would flatter.
+        speed = left = ""
         if self._started is not None and now > self._started[0]:
             rate = (counts.env_steps - self._started[1]) / (now - self._started[0])
             if rate > 0:
                 speed = f"{rate:.1f}/s"
-                left = (self._budget - counts.env_steps) / rate
-        self._bar.update(
-            self._task,
-            completed=counts.env_steps,
-            speed=speed,
-            left=left,
-            evaluation=self._last_evaluation,
-        )
-        if not self._live and now - self._last_line > 60:
+                left = f"{clock((self._budget - counts.env_steps) / rate)} left"
+        self.bar.update(self._task, completed=counts.env_steps, speed=speed, left=left)
+        if self.bar.disable and now - self._last_line > 60:
             self._last_line = now
-            rest = "" if left is None else f", {speed}, {clock(left)} left"
+            rest = f", {speed}, {left}" if left else ""
             self.say(
                 f"  {counts.env_steps:>7,}/{self._budget:,} env steps, "
                 f"{counts.decisions:,} decisions, {counts.updates:,} updates{rest}"
@@ -118,8 +87,6 @@ class ProgressReport:
 
 def clock(seconds: float) -> str:
     """Return 3725 s as 1:02:05."""
-    if not math.isfinite(seconds):
-        return "?"
-    whole = int(seconds)
-    hours, minutes = divmod(whole // 60, 60)
-    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -8,8 +8,7 @@ changes rounding (device, threads) or may change nothing at all (the commit) is 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 import torch
 
@@ -33,33 +32,25 @@ class Provenance:
     threads: int = 1
     commit: str = ""
 
-    def state(self) -> dict[str, Any]:
-        return {**asdict(self), "versions": dict(self.versions)}
-
     def refuse_other(self, saved: Provenance, allowed: Allowed) -> list[str]:
         """Raise where `saved` cannot be resumed here bit for bit; return what to report."""
-        versions = [
-            f"  {name}: there {saved.versions.get(name)}, here {self.versions.get(name)}"
+        found = [
+            (f"{name}: there {saved.versions.get(name)}, here {self.versions.get(name)}", "version")
             for name in dict.fromkeys([*saved.versions, *self.versions])
             if saved.versions.get(name) != self.versions.get(name)
         ]
-        renderers = (
-            [f"  renderer: there {saved.renderer}, here {self.renderer}"]
-            if saved.renderer != self.renderer
-            else []
-        )
-        refused = [] if allowed.force_version else versions
-        refused += [] if allowed.force_renderer else renderers
+        if saved.renderer != self.renderer:
+            found.append((f"renderer: there {saved.renderer}, here {self.renderer}", "renderer"))
+        forced = {"version": allowed.force_version, "renderer": allowed.force_renderer}
+        refused = [(line, what) for line, what in found if not forced[what]]
         if refused:
-            options = (["--force-version"] if versions and not allowed.force_version else []) + (
-                ["--force-renderer"] if renderers and not allowed.force_renderer else []
-            )
+            options = dict.fromkeys(f"--force-{what}" for _, what in refused)
             raise KstepError(
                 "the checkpoint was made with different versions, so resuming would give other "
-                "results:\n" + "\n".join(refused) + "\nGo back to those, or accept a run that is "
-                f"no longer reproducible with {' '.join(options)}"
+                "results:\n" + "\n".join(f"  {line}" for line, _ in refused) + "\nGo back to "
+                f"those, or accept a run that is no longer reproducible with {' '.join(options)}"
             )
-        notes = [f"resuming all the same:{line[1:]}" for line in versions + renderers]
+        notes = [f"resuming all the same: {line}" for line, _ in found]
         for name in ("device", "threads", "commit"):
             there, here = getattr(saved, name), getattr(self, name)
             if there != here:

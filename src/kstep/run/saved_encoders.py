@@ -84,57 +84,61 @@ class SavedEncoder:
 
 def save(run: Run, agent: Agent, counts: Counts, mark: int) -> Path:
     """Save the encoder that feeds critic and actor, for the mark just reached."""
-    if agent.spec.observation != "pixels":
-        raise KstepError(f"'{agent.method.name}' sees the state: it has no encoder to save")
-    description = {
+    about = {**_describe(run, agent, mark), "counts": asdict(counts), "digest": run.digest}
+    tensors = {name: value.contiguous() for name, value in agent.encoder.state_dict().items()}
+    path = run.encoders / f"{mark:09d}.safetensors"
+    path.parent.mkdir(exist_ok=True)
+    write_atomically(path, safetensors.torch.save(tensors, {"kstep encoder": json.dumps(about)}))
+    return path
+
+
+def _describe(run: Run, agent: Agent, mark: int) -> dict[str, Any]:
+    """Return what a file's header says of an agent's encoder."""
+    angles = live_angles(agent.optimizers, agent.encoder)
+    return {
         "format": FORMAT,
-        "digest": run.digest,
         "label": label_of(run.experiment),
         "task": run.experiment.env.task,
         "seed": run.experiment.seed,
         "mark": mark,
-        "counts": asdict(counts),
         "config": encode(agent.method.encoder),
         "augment": encode(agent.method.augment),
         "stack": agent.method.stack,
         "frame_shape": list(agent.spec.frame_shape),
-        "angles": {
-            name: asdict(angle)
-            for name, angle in live_angles(agent.optimizers, agent.encoder).items()
-        },
+        "angles": {name: asdict(angle) for name, angle in angles.items()},
     }
-    tensors = {name: value.contiguous() for name, value in agent.encoder.state_dict().items()}
-    path = run.encoders / f"{mark:09d}.safetensors"
-    path.parent.mkdir(exist_ok=True)
-    metadata = {"kstep encoder": json.dumps(description)}
-    write_atomically(path, safetensors.torch.save(tensors, metadata))
-    return path
 
 
 def load(path: Path, *, quick: bool = False) -> SavedEncoder:
     """Load a saved encoder; a `quick` one uses the native kernels where there are any, which
     decides its last bits."""
     about = _about(path)
-    viewed = decode(Augment, about["augment"])
-    config = decode(EncoderConfig, about["config"])
-    frame_shape = tuple(about["frame_shape"])
-    seen = viewed.seen_shape(frame_shape)
-    shape = native_shape(config, seen, about["stack"])
+    config, stack = decode(EncoderConfig, about["config"]), about["stack"]
+    seen = decode(Augment, about["augment"]).seen_shape(tuple(about["frame_shape"]))
     # Its first weights are drawn from the global generator and then replaced.
     with torch.random.fork_rng(devices=[]):
-        backend = _quickest(shape) if quick else "torch"
-        encoder = config.build(seen, about["stack"], backend)
+        backend = _quickest(native_shape(config, seen, stack)) if quick else "torch"
+        encoder = config.build(seen, stack, backend)
     encoder.load_state_dict(safetensors.torch.load_file(path))
+    return _described(about, encoder.eval().requires_grad_(False))
+
+
+def of_agent(run: Run, agent: Agent, counts: Counts) -> SavedEncoder:
+    """Return an agent's present encoder as if it had been saved now."""
+    return _described(_describe(run, agent, counts.env_steps), agent.encoder)
+
+
+def _described(about: dict[str, Any], encoder: Encoder) -> SavedEncoder:
     return SavedEncoder(
         label=about["label"],
         task=about["task"],
         seed=about["seed"],
         env_steps=about["mark"],
-        size=frame_shape[0],
+        size=about["frame_shape"][0],
         stack=about["stack"],
-        augment=viewed,
-        config=config,
-        encoder=encoder.eval().requires_grad_(False),
+        augment=decode(Augment, about["augment"]),
+        config=decode(EncoderConfig, about["config"]),
+        encoder=encoder,
         angles={name: Angle(**angle) for name, angle in about["angles"].items()},
     )
 
@@ -170,22 +174,6 @@ def frozen(path: Path) -> FrozenEncoder:
     """Return what an experiment says of the encoder it takes as it is."""
     about = _about(path)
     return FrozenEncoder(sha256(path), about["label"], about["task"], about["seed"], about["mark"])
-
-
-def of_agent(run: Run, agent: Agent, counts: Counts) -> SavedEncoder:
-    """Return an agent's present encoder as if it had been saved now."""
-    return SavedEncoder(
-        label=label_of(run.experiment),
-        task=run.experiment.env.task,
-        seed=run.experiment.seed,
-        env_steps=counts.env_steps,
-        size=agent.spec.frame_shape[0],
-        stack=agent.method.stack,
-        augment=agent.method.augment,
-        config=agent.method.encoder,
-        encoder=agent.encoder,
-        angles=live_angles(agent.optimizers, agent.encoder),
-    )
 
 
 def mark_of(path: Path) -> int:

@@ -50,7 +50,7 @@ def keep_freed_memory() -> None:
     """Tell glibc to keep large freed blocks instead of returning them to the system.
 
     Activations of tens of megabytes come and go with every layer; mapping and clearing their pages
-    anew each time costs about a fifth of a learning step on a CPU. No effect where there is no
+    again each time costs about a fifth of a learning step on a CPU. No effect where there is no
     glibc. Call before the first large allocation.
     """
     try:

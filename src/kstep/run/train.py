@@ -30,11 +30,12 @@ from kstep.run.episode import Episode
 from kstep.run.evaluate import evaluate, evaluation_seeds
 from kstep.run.folder import Run
 from kstep.run.health import Health
-from kstep.run.log import JsonLines, TensorBoard, scalars
+from kstep.run.log import JsonLines, Written, tensorboard
 from kstep.run.progress import ProgressReport, say
-from kstep.run.provenance import Provenance
 from kstep.run.runtime import Runtime
 from kstep.types import Counts
+
+LOGS = ("metrics", "evaluations")
 
 
 @dataclass
@@ -80,45 +81,27 @@ def train(run: Run, runtime: Runtime, console: Console | None = None) -> None:
             say(console, rendering)
             say(console, str(cleared.backend))
             system.record(run.system_file, runtime.device, rendering)
-            _Trainer(run, runtime, env, agent, cleared.provenance, console).bring_to_budget()
+            memory, stack = preflight.replay_config(experiment, runtime), experiment.method.stack
+            replay, episode = Replay(memory, cleared.spec, stack, run.replay), Episode(env, stack)
+            session = Session(agent, replay, episode, Counts(), cleared.provenance)
+            _Trainer(run, runtime, session, console).bring_to_budget()
     finally:
         env.close()
 
 
 class _Trainer:
-    def __init__(
-        self,
-        run: Run,
-        runtime: Runtime,
-        env: ControlEnv,
-        agent: Agent,
-        here: Provenance,
-        console: Console,
-    ) -> None:
-        experiment = run.experiment
-        self.run, self.runtime, self.experiment, self.console = run, runtime, experiment, console
-        self.spec = envs.spec_of(env)
-        self.session = Session(
-            agent=agent,
-            replay=Replay(
-                preflight.replay_config(experiment, runtime),
-                self.spec,
-                experiment.method.stack,
-                run.replay,
-            ),
-            episode=Episode(env, experiment.method.stack),
-            counts=Counts(),
-            provenance=here,
-        )
-        if experiment.frozen_encoder is not None:
-            self.session.agent.take_encoder(saved_encoders.load(run.frozen_encoder).encoder)
+    def __init__(self, run: Run, runtime: Runtime, session: Session, console: Console) -> None:
+        self.run, self.runtime, self.session, self.console = run, runtime, session, console
+        self.experiment = run.experiment
+        if self.experiment.frozen_encoder is not None:
+            session.agent.take_encoder(saved_encoders.load(run.frozen_encoder).encoder)
         self.lanes: list[ControlEnv] = []
         self.encoder_saved_at: int | None = None
 
     def bring_to_budget(self) -> None:
         counts, session = self.session.counts, self.session
         say(self.console, session.replay.describe())
-        positions = Positions()
+        positions: Positions = {}
         if checkpoint.exists(self.run):
             positions, notes = checkpoint.load(self.run, session, self.runtime.allowed)
             for note in notes:
@@ -127,22 +110,20 @@ class _Trainer:
         else:
             checkpoint.begin(self.run)
             session.replay.begin(session.episode.start(self._next_seed()))
-        self.metrics = JsonLines(self.run.metrics_file, positions.metrics)
-        self.evaluations = JsonLines(self.run.evaluations_file, positions.evaluations)
-        for log in (self.metrics, self.evaluations):
+        self.metrics, self.evaluations = logs = [
+            JsonLines(self.run.log(name), positions.get(name, Written())) for name in LOGS
+        ]
+        for log in logs:
             if log.lost:
                 say(self.console, f"{log.lost} bytes of {log.path.name} are lost")
         self.evaluated_at = {row["mark"]: row["env_steps"] for row in self.run.evaluations()}
-        self.tensorboard = (
-            TensorBoard(self.run.folder / "tensorboard") if self.runtime.tensorboard else None
-        )
+        events = self.run.folder / "tensorboard"
+        self.tensorboard = tensorboard(events) if self.runtime.tensorboard else None
         name, preset = self.experiment.method.name, self.experiment.preset
         title = f"{name} ({preset}) {self.experiment.env.task}"
         try:
-            with (
-                ProgressReport(title, self.experiment.env_steps, self.console) as self.progress,
-                _catching_signals() as stop,
-            ):
+            self.progress = ProgressReport(title, self.experiment.env_steps, self.console)
+            with self.progress.bar, _catching_signals() as stop:
                 self.health = Health(session.agent, session.replay, self.progress.say)
                 self._loop(stop)
         except KeyboardInterrupt:
@@ -201,7 +182,9 @@ class _Trainer:
                 update = self._learn()
             # The first of every `log_every` updates: an even one, which has the actor's metrics.
             if counts.updates % self.runtime.log_every == 0:
-                self._log(update)
+                # The one place that waits for the device.
+                values = {path: float(value) for path, value in update.metrics.items()}
+                self._log(values | self.health.look(values, update.latent))
             counts.updates = agent.updates
         step = episode.finish()
         replay.add(action, step.reward, step.terminated, step.truncated, step.frame)
@@ -209,7 +192,13 @@ class _Trainer:
         counts.env_steps += step.env_steps
         if step.done:
             counts.episodes += 1
-            self._log_episode()
+            self._log(
+                {
+                    "train/return": episode.total_reward,
+                    "train/length": len(episode.actions),
+                    "replay/size": len(replay),
+                }
+            )
             self._begin_task_if_due()
             replay.begin(episode.start(self._next_seed()))
 
@@ -255,16 +244,10 @@ class _Trainer:
         started = time.monotonic()
         seeds = evaluation_seeds(self.experiment.seed, mark, episodes)
         result = evaluate(self.session.agent, self.lanes, seeds)
-        row = {
-            "mark": mark,
-            **asdict(counts),
-            "returns": result.returns,
-            "lengths": result.lengths,
-        }
-        self.evaluations.write(row)
+        self.evaluations.write({"mark": mark, **asdict(counts), **asdict(result)})
         self.evaluated_at[mark] = counts.env_steps
         if self.tensorboard:
-            self.tensorboard.write({"evaluation/return": result.mean}, counts.env_steps)
+            self.tensorboard.add_scalar("evaluation/return", result.mean, counts.env_steps)
         self.progress.evaluated(counts, result, time.monotonic() - started)
 
     def _save_encoder_if_due(self, *, last: bool = False) -> None:
@@ -284,28 +267,18 @@ class _Trainer:
             saved_encoders.save(self.run, self.session.agent, self.session.counts, mark)
         self.encoder_saved_at = mark
 
-    def _log(self, update: Update) -> None:
-        values = scalars(update.metrics)
-        values |= self.health.look(values, update.latent)
+    def _log(self, values: dict[str, float]) -> None:
+        """Write a line of metrics."""
         counts = self.session.counts
         self.metrics.write({**asdict(counts), **values})
         if self.tensorboard:
-            self.tensorboard.write(values, counts.env_steps)
-
-    def _log_episode(self) -> None:
-        episode, counts = self.session.episode, self.session.counts
-        values = {
-            "train/return": episode.total_reward,
-            "train/length": len(episode.actions),
-            "replay/size": len(self.session.replay),
-        }
-        self.metrics.write({**asdict(counts), **values})
-        if self.tensorboard:
-            self.tensorboard.write(values, counts.env_steps)
+            for path, value in values.items():
+                self.tensorboard.add_scalar(path, value, counts.env_steps)
 
     def _save(self) -> None:
         self.health.refuse_broken()
-        positions = Positions(self.metrics.sync(), self.evaluations.sync())
+        logs = (self.metrics, self.evaluations)
+        positions = {name: log.sync() for name, log in zip(LOGS, logs, strict=True)}
         checkpoint.save(self.run, self.session, positions)
 
 

@@ -53,14 +53,10 @@ def angles(
 ) -> dict[str, Angle]:
     """Compare the directions of the parameters that both optimizers step, by parameter name."""
     compared = {}
-    for name in one:
-        if name in other:
-            left, right = direction(one[name], betas), direction(other[name], betas)
-            compared[name] = Angle(
-                inner=float((left * right).sum()),
-                norms=(float(left.norm()), float(right.norm())),
-                normalization=name in normalizations,
-            )
+    for name in [name for name in one if name in other]:
+        left, right = direction(one[name], betas), direction(other[name], betas)
+        norms = float(left.norm()), float(right.norm())
+        compared[name] = Angle(float((left * right).sum()), norms, name in normalizations)
     return compared
 
 

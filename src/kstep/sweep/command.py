@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,9 +28,8 @@ def run_sweep(request: SweepRequest) -> None:
         return plan.plan(sweep, request.runs, tasks=tasks, methods=methods, seeds=seeds)
 
     specs = planned()
-    cores = len(os.sched_getaffinity(0))
     backend = expected(request.encoder_backend, request.device)
-    watch.show_plan(sweep, specs, [plan.status(s) for s in specs], console, cores, backend)
+    watch.show_plan(sweep, specs, console, backend)
     if request.plan:
         return
     engine, slot = _engine(request, specs, sweep.alone, console)

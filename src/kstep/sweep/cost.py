@@ -16,7 +16,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from kstep.config import resolve
 from kstep.sweep.plan import RunSpec, Status
 from kstep.types import Backend
 
@@ -38,6 +37,16 @@ class Estimate:
     def hours(self, cores: int, threads: int = 1) -> float:
         """Return the wall time on that many cores, at best."""
         return max(self.core_hours / max(cores, 1), self.longest_core_hours / max(threads, 1))
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one run, the same for every seed."""
+
+    core_seconds: float
+    """Per decision."""
+    memory_gb: float
+    disk_gb: float
 
 
 def measured_speeds(specs: Iterable[RunSpec]) -> dict[tuple[str, str, str], float]:
@@ -63,7 +72,7 @@ def estimate(
     total = longest = memory = disk = 0.0
     measured = 0
     for spec, status in zip(specs, statuses, strict=True):
-        cost = _cost_of(spec, backend)
+        cost = cost_of(spec, backend)
         disk += cost.disk_gb + _encoders_gb(spec)
         if status.state == "done":
             continue
@@ -75,58 +84,41 @@ def estimate(
     return Estimate(total, longest, memory, disk, measured)
 
 
-def memory_gb(spec: RunSpec) -> float:
-    """Return the memory that one run needs."""
-    return _cost_of(spec).memory_gb
-
-
-@dataclass(frozen=True)
-class _Cost:
-    """Of one run, the same for every seed."""
-
-    core_seconds: float
-    """Per decision."""
-    memory_gb: float
-    disk_gb: float
-
-
 @cache
 def assumptions() -> dict[str, Any]:
     """Return the table of assumed speeds and sizes."""
     return tomllib.loads(files("kstep").joinpath("sweep/speeds.toml").read_text())
 
 
-def _cost_of(spec: RunSpec, backend: Backend = "torch") -> _Cost:
+def cost_of(spec: RunSpec, backend: Backend = "torch") -> Cost:
+    """Return what one run costs in all; its time is that of one decision."""
     any_encoder = None if spec.frozen_encoder is None else Path()
     any_seed = replace(spec, seed=0, folder=Path(), digest="", frozen_encoder=any_encoder)
     return _cost(any_seed, backend)
 
 
 @cache
-def _cost(spec: RunSpec, backend: Backend) -> _Cost:
-    method, preset, env_steps = spec.method, spec.preset, spec.env_steps
-    experiment = resolve(
-        method, spec.task, preset=preset, env_steps=env_steps, overrides=spec.overrides
-    )
+def _cost(spec: RunSpec, backend: Backend) -> Cost:
+    experiment = spec.experiment()
     learning, assumed = experiment.method.learning, assumptions()
     if experiment.method.observation == "state":
         seconds, frame = float(assumed["state"]["seconds"]), 400
     else:
         passes = assumed["passes"]
-        name = next(n for n in (method, experiment.method.base, "ksl") if n in passes)
+        name = next(n for n in (spec.method, experiment.method.base, "ksl") if n in passes)
         forward, backward = passes[name]
         units = assumed["unit"]["native" if backend == "native" else "torch"]
         trained = spec.frozen_encoder is None
-        seconds = (forward + 2 * backward * trained) * units.get(preset, units["paper"])
-        if preset != "debug":
+        seconds = (forward + 2 * backward * trained) * units.get(spec.preset, units["paper"])
+        if spec.preset != "debug":
             seconds *= learning.batch_size / 128
             seconds += float(assumed["decision"]["seconds"])
         frame = 3 * experiment.env.size**2
     # The array is as large as the budget could fill; what the run can touch is less.
-    kept = min(learning.replay_capacity, math.ceil(env_steps / spec.action_repeat))
+    kept = min(learning.replay_capacity, math.ceil(spec.env_steps / spec.action_repeat))
     replay = kept * frame * 1.02 / 1e9
     process = float(assumed["memory"]["process_gb"])
-    return _Cost(seconds, process + replay, float(assumed["disk"]["run_gb"]) + replay)
+    return Cost(seconds, process + replay, float(assumed["disk"]["run_gb"]) + replay)
 
 
 def _encoders_gb(spec: RunSpec) -> float:

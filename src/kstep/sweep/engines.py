@@ -23,7 +23,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import islice
-from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
 
 import psutil  # type: ignore[import-untyped, unused-ignore]
@@ -60,13 +59,8 @@ class Slot:
         return int(self.device.startswith("cuda"))
 
     def arguments(self) -> list[str]:
-        return [
-            *("--threads", str(self.threads)),
-            *("--device", self.device),
-            *("--overlap", self.overlap),
-            *("--checkpoint-minutes", str(self.checkpoint_minutes)),
-            *("--encoder-backend", self.encoder_backend),
-        ]
+        flags = ("threads", "device", "overlap", "checkpoint_minutes", "encoder_backend")
+        return [f"--{name.replace('_', '-')}={getattr(self, name)}" for name in flags]
 
 
 @dataclass(frozen=True)
@@ -78,6 +72,8 @@ class Outcome:
     attempts: int = 0
     error: str = ""
     """The end of its output, traceback included, if it failed."""
+    final: bool = False
+    """Whether a retry would end the same way."""
 
 
 Events: TypeAlias = Generator[tuple[RunSpec, Outcome] | None, None, None]
@@ -100,28 +96,21 @@ def execute(
     attempts = 0
     while True:
         if plan.status(spec).state == "done":
-            return Outcome("done", time.monotonic() - started, attempts)
+            outcome = Outcome("done")
+            break
         if not _wait_for_lock(spec, stopping):
-            result: Result = "stopped" if stopping.is_set() else "busy"
-            return Outcome(result, time.monotonic() - started, attempts)
+            outcome = Outcome("stopped" if stopping.is_set() else "busy")
+            break
         attempts += 1
-        attempt = _attempt(spec, slot, stopping)
-        if attempt.result == "busy" and attempts <= retries:
-            continue  # another writer was quicker
-        if attempt.result != "failed" or attempt.final or attempts > retries:
-            seconds = time.monotonic() - started
-            return Outcome(attempt.result, seconds, attempts, attempt.error)
+        outcome = _attempt(spec, slot, stopping)
+        # Busy: another writer was quicker.
+        may_retry = outcome.result in ("busy", "failed") and not outcome.final
+        if not may_retry or attempts > retries:
+            break
+    return replace(outcome, seconds=time.monotonic() - started, attempts=attempts)
 
 
-@dataclass(frozen=True)
-class _Attempt:
-    result: Result
-    error: str = ""
-    final: bool = False
-    """Whether a retry would end the same way."""
-
-
-def _attempt(spec: RunSpec, slot: Slot, stopping: threading.Event) -> _Attempt:
+def _attempt(spec: RunSpec, slot: Slot, stopping: threading.Event) -> Outcome:
     spec.folder.parent.mkdir(parents=True, exist_ok=True)
     before = max(spec.run.checkpointed(), 0)
     started, clock = datetime.now(UTC), time.monotonic()
@@ -165,23 +154,23 @@ def _attempt(spec: RunSpec, slot: Slot, stopping: threading.Event) -> _Attempt:
     return attempt
 
 
-def _judge(spec: RunSpec, code: int, output: str, stopping: bool) -> _Attempt:
+def _judge(spec: RunSpec, code: int, output: str, stopping: bool) -> Outcome:
     if code == 0:
         status = plan.status(spec)
         if status.state == "done":
-            return _Attempt("done")
+            return Outcome("done")
         if status.problem == plan.NO_ENCODERS:
-            return _Attempt("failed", status.problem, final=True)
-        return _Attempt("failed", f"ended without an error at {status.env_steps:,} env steps")
+            return Outcome("failed", error=status.problem, final=True)
+        return Outcome("failed", error=f"ended without an error at {status.env_steps:,} env steps")
     if code == Busy.exit_code:
-        return _Attempt("busy")
+        return Outcome("busy")
     if stopping:
-        return _Attempt("stopped")
+        return Outcome("stopped")
     if code in (130, 143):
-        return _Attempt("failed", "stopped by a signal from outside")
+        return Outcome("failed", error="stopped by a signal from outside")
     if code < 0:
-        return _Attempt("failed", f"{output}\nkilled by {signal.Signals(-code).name}")
-    return _Attempt("failed", output, final=code == 2)
+        return Outcome("failed", error=f"{output}\nkilled by {signal.Signals(-code).name}")
+    return Outcome("failed", error=output, final=code == 2)
 
 
 def _wait(process: subprocess.Popen[bytes], stopping: threading.Event) -> int:
@@ -226,7 +215,7 @@ def divide(
     number of threads a run is the same only up to rounding.
     """
     cores = cores or len(os.sched_getaffinity(0))
-    needed = max((cost.memory_gb(spec) for spec in specs), default=1.0)
+    needed = max((cost.cost_of(spec).memory_gb for spec in specs), default=1.0)
     free = memory_gb if memory_gb is not None else psutil.virtual_memory().available / 1e9
     runs = max(len(specs), 1)
     fits = int(min(0.9 * free / needed, runs))
@@ -387,12 +376,8 @@ class SlurmJob:
 
 def _absolute(spec: RunSpec) -> RunSpec:
     """Return the run with absolute paths: other machines have other working directories."""
-    encoder = spec.frozen_encoder
-    return replace(
-        spec,
-        folder=Path(os.path.abspath(spec.folder)),
-        frozen_encoder=encoder and Path(os.path.abspath(encoder)),
-    )
+    encoder = spec.frozen_encoder and spec.frozen_encoder.absolute()
+    return replace(spec, folder=spec.folder.absolute(), frozen_encoder=encoder)
 
 
 def _import(name: str) -> Any:

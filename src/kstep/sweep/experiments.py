@@ -9,14 +9,14 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from kstep import names
 from kstep.types import KstepError
-from kstep.values import Count, Positive, decode, near
+from kstep.values import DERIVED, Count, Positive, decode, near
 
 SCALES = ("paper", "cpu", "debug")
 MOST_SEEDS = 10_000
@@ -32,28 +32,9 @@ class MethodGroup:
     set: tuple[str, ...] = ()
     """Overrides; `{half}` stands for half of the budget."""
 
-
-@dataclass(frozen=True)
-class Sweep:
-    """One of the paper's experiments, or a user's, at one scale."""
-
-    name: str
-    scale: str
-    title: str
-    preset: str
-    tasks: tuple[str, ...]
-    marks: tuple[int, ...]
-    """env_steps at which results are compared."""
-    groups: tuple[MethodGroup, ...]
-    alone: bool = False
-    """Whether runs must not share a machine because their time is the result."""
-    save_encoders_every: int | None = None
-    """env_steps between the encoders that its runs save; None: they save none."""
-    transfer: str = ""
-    """The method to train on the frozen last encoder of each run, in every other task."""
-    paper: str = ""
-    """The comparison of the paper that these runs are for (`kstep.report.comparisons`); empty:
-    returns beside those of its tables."""
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        return tuple(text.replace("{half}", str(self.env_steps // 2)) for text in self.set)
 
 
 @dataclass(frozen=True)
@@ -75,18 +56,30 @@ class _Scales:
 
 
 @dataclass(frozen=True)
-class ExperimentFile:
-    """What a file says; what a scale does not change holds at every scale."""
+class Sweep:
+    """One of the paper's experiments, or a user's, at one scale.
+
+    Its fields are the keys of an experiment's file, except for the last three.
+    """
 
     tasks: tuple[str, ...]
     group: tuple[MethodGroup, ...]
     title: str = ""
     marks: tuple[Count, ...] = ()
+    """env_steps at which results are compared."""
     scale: _Scales = field(default_factory=_Scales)
-    paper: str = ""
     alone: bool = False
+    """Whether runs must not share a machine because their time is the result."""
     save_encoders_every: Positive | None = None
+    """env_steps between the encoders that its runs save; None: they save none."""
     transfer: str = ""
+    """The method to train on the frozen last encoder of each run, in every other task."""
+    paper: str = ""
+    """The comparison of the paper that these runs are for (`kstep.report.comparisons`); empty:
+    returns beside those of its tables."""
+    name: str = field(default="", metadata=DERIVED)
+    scale_name: str = field(default="", metadata=DERIVED)
+    preset: str = field(default="", metadata=DERIVED)
 
 
 def shipped() -> tuple[str, ...]:
@@ -108,12 +101,11 @@ def read(experiment: str, scale: str = "paper") -> Sweep:
             f"unknown experiment '{experiment}'.{near(experiment, shipped())} Experiments: "
             f"{', '.join(shipped())}; or give a .toml file"
         )
-    name = path.stem if path.suffix == ".toml" else experiment
     try:
-        file: ExperimentFile = decode(ExperimentFile, _readable(tomllib.loads(text)))
-        return _at_scale(name, scale, file)
+        sweep: Sweep = decode(Sweep, _readable(tomllib.loads(text)))
+        return _at_scale(replace(sweep, name=path.stem), scale)
     except (tomllib.TOMLDecodeError, KstepError) as error:
-        raise KstepError(f"experiment '{name}': {error}") from error
+        raise KstepError(f"experiment '{path.stem}': {error}") from error
 
 
 def _readable(data: Any) -> Any:
@@ -131,42 +123,36 @@ def _readable(data: Any) -> Any:
     return read
 
 
-def _at_scale(name: str, scale: str, file: ExperimentFile) -> Sweep:
-    changes: _Scale = getattr(file.scale, scale)
-    tasks = file.tasks if changes.tasks is None else changes.tasks
-    if not tasks or not file.group:
-        raise KstepError("it needs at least one task and one [[group]] of methods")
-    preset = scale if changes.preset is None else changes.preset
-    names.require(preset, names.PRESET_SUMMARIES, "preset")
-    methods = [method for group in file.group for method in group.methods]
-    for method in methods + [file.transfer] * bool(file.transfer):
-        names.check_method(method)
-    every = changes.save_encoders_every or file.save_encoders_every
-    if file.transfer and every is None:
-        raise KstepError("`transfer` needs `save_encoders_every`")
+def _at_scale(sweep: Sweep, scale: str) -> Sweep:
+    """Return the experiment with what it changes at this scale."""
+    changes: _Scale = getattr(sweep.scale, scale)
     groups = tuple(
-        MethodGroup(
-            group.methods,
-            group.seeds if changes.seeds is None else changes.seeds,
-            changes.env_steps or group.env_steps,
-            group.set,
+        replace(
+            group,
+            seeds=changes.seeds or group.seeds,
+            env_steps=changes.env_steps or group.env_steps,
         )
-        for group in file.group
+        for group in sweep.group
     )
+    sweep = replace(
+        sweep,
+        scale_name=scale,
+        preset=scale if changes.preset is None else changes.preset,
+        title=sweep.title or sweep.name,
+        tasks=changes.tasks or sweep.tasks,
+        group=groups,
+        save_encoders_every=changes.save_encoders_every or sweep.save_encoders_every,
+    )
+    if not sweep.tasks or not groups:
+        raise KstepError("it needs at least one task and one [[group]] of methods")
+    names.require(sweep.preset, names.PRESET_SUMMARIES, "preset")
+    methods = [method for group in groups for method in group.methods]
+    for method in methods + [sweep.transfer] * bool(sweep.transfer):
+        names.check_method(method)
+    if sweep.transfer and sweep.save_encoders_every is None:
+        raise KstepError("`transfer` needs `save_encoders_every`")
     budget = max(group.env_steps for group in groups)
-    return Sweep(
-        name=name,
-        scale=scale,
-        title=file.title or name,
-        preset=preset,
-        tasks=tasks,
-        marks=tuple(mark for mark in file.marks if mark <= budget) or (budget,),
-        groups=groups,
-        alone=file.alone,
-        save_encoders_every=every,
-        transfer=file.transfer,
-        paper=file.paper,
-    )
+    return replace(sweep, marks=tuple(m for m in sweep.marks if m <= budget) or (budget,))
 
 
 def seeds(text: str) -> tuple[int, ...]:

@@ -13,11 +13,11 @@ source is done its folder and cost are known but not its digest: it is not yet `
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from kstep.config import Experiment, FrozenEncoder, digest, resolve, setting
 from kstep.envs import tasks as known_tasks
@@ -69,6 +69,13 @@ class RunSpec:
     def run(self) -> RunFolder:
         return RunFolder(self.folder)
 
+    def experiment(self) -> Experiment:
+        """Return what it computes, but for the seed and a frozen encoder."""
+        preset, env_steps, overrides = self.preset, self.env_steps, self.overrides
+        return resolve(
+            self.method, self.task, preset=preset, env_steps=env_steps, overrides=overrides
+        )
+
     def arguments(self) -> list[str]:
         """Return what follows `kstep`."""
         words = ["train", self.method, self.task, "--preset", self.preset]
@@ -108,7 +115,7 @@ def plan(
     """
     chosen_tasks, chosen_seeds, only = tuple(tasks) or sweep.tasks, tuple(seeds), tuple(methods)
     sweep = with_variants(sweep) if only else sweep
-    declared = {name for group in sweep.groups for name in group.methods}
+    declared = {name for group in sweep.group for name in group.methods}
     for name in only:
         if name not in declared:
             raise KstepError(
@@ -116,16 +123,25 @@ def plan(
                 f"{', '.join(sorted(declared))}"
             )
     specs: dict[Path, RunSpec] = {}
-    for group in sweep.groups:
-        cells = [
-            _Cell.of(method, known_tasks.parse(task).name, sweep, group)
+    for group in sweep.group:
+        shared = [
+            _resolved(method, known_tasks.parse(task).name, sweep, group)
             for task in chosen_tasks
             for method in group.methods
             if not only or method in only
         ]
+        cells = [(experiment, setting(experiment)) for experiment in shared]
         for seed in chosen_seeds or group.seeds:
-            for cell in cells:
-                spec = cell.spec(seed, runs)
+            for cell, setting_of_cell in cells:
+                experiment = replace(cell, seed=seed)
+                spec = _spec(
+                    experiment,
+                    Run.default_folder(runs, experiment, bool(group.set)),
+                    overrides=group.overrides,
+                    digest=digest(experiment),
+                    setting=setting_of_cell,
+                    save_encoders_every=sweep.save_encoders_every,
+                )
                 # Two groups may coincide at a smaller scale; the longer budget includes the other.
                 other = specs.get(spec.folder)
                 if other is None or other.env_steps < spec.env_steps:
@@ -143,18 +159,18 @@ def with_variants(sweep: Sweep) -> Sweep:
 
     def fits(name: str, group: MethodGroup) -> bool:
         try:
-            _Cell.of(name, sweep.tasks[0], sweep, group)
+            _resolved(name, sweep.tasks[0], sweep, group)
         except KstepError:
             return False
         return not sweep.transfer
 
     groups = []
-    for group in sweep.groups:
+    for group in sweep.group:
         own = {VARIANT_OF.get(name) for name in group.methods}
         more = [name for name, of in VARIANT_OF.items() if of in own]
         more = [name for name in more if name not in group.methods and fits(name, group)]
         groups.append(replace(group, methods=(*group.methods, *more)))
-    return replace(sweep, groups=tuple(groups))
+    return replace(sweep, group=tuple(groups))
 
 
 def status(spec: RunSpec) -> Status:
@@ -165,7 +181,7 @@ def status(spec: RunSpec) -> Status:
     identity = run.identity()
     if identity is None:
         problem = run.last_problem()
-        return Status("failed", 0, problem) if problem else Status("missing")
+        return Status("failed" if problem else "missing", 0, problem)
     if identity != spec.digest:
         return Status("failed", 0, "the folder holds another experiment")
     reached = run.reached()
@@ -184,42 +200,13 @@ def last_encoder(spec: RunSpec) -> Path | None:
     return next((path for path in saved if int(path.stem) >= spec.env_steps), None)
 
 
-def count(statuses: Iterable[Status]) -> dict[State, int]:
-    """Return how many runs are in each state."""
-    counted = Counter(status.state for status in statuses)
-    return {state: counted[state] for state in get_args(State)}
-
-
-@dataclass(frozen=True)
-class _Cell:
-    """What the runs of one method and task share, whatever their seed."""
-
-    experiment: Experiment
-    overrides: tuple[str, ...]
-    setting: str
-    save_encoders_every: int | None
-
-    @classmethod
-    def of(cls, method: str, task: str, sweep: Sweep, group: MethodGroup) -> _Cell:
-        overrides = tuple(text.replace("{half}", str(group.env_steps // 2)) for text in group.set)
-        experiment = resolve(
-            method, task, preset=sweep.preset, env_steps=group.env_steps, overrides=overrides
-        )
-        every = sweep.save_encoders_every
-        if every is not None and experiment.method.observation != "pixels":
-            raise KstepError(f"{sweep.name}: '{method}' sees the state: it has no encoder to save")
-        return cls(experiment, overrides, setting(experiment), every)
-
-    def spec(self, seed: int, runs: Path) -> RunSpec:
-        experiment = replace(self.experiment, seed=seed)
-        return _spec(
-            experiment,
-            Run.default_folder(runs, experiment, bool(self.overrides)),
-            overrides=self.overrides,
-            digest=digest(experiment),
-            setting=self.setting,
-            save_encoders_every=self.save_encoders_every,
-        )
+def _resolved(method: str, task: str, sweep: Sweep, group: MethodGroup) -> Experiment:
+    """Return what the runs of one method and task compute, whatever their seed."""
+    preset, env_steps, overrides = sweep.preset, group.env_steps, group.overrides
+    experiment = resolve(method, task, preset=preset, env_steps=env_steps, overrides=overrides)
+    if sweep.save_encoders_every is not None and experiment.method.observation != "pixels":
+        raise KstepError(f"{sweep.name}: '{method}' sees the state: it has no encoder to save")
+    return experiment
 
 
 _NOT_YET = FrozenEncoder("", "", "", 0, 0)
@@ -230,24 +217,21 @@ def _transfers(sweep: Sweep, sources: Sequence[RunSpec], runs: Path) -> Iterator
     """Yield the runs of the second stage: seed and budget are the source's (D35)."""
     if not sweep.transfer:
         return
+
+    @cache
+    def resolved(task: str, env_steps: int) -> Experiment:
+        name, preset = sweep.transfer, sweep.preset
+        return resolve(name, task, preset=preset, env_steps=env_steps, frozen_encoder=_NOT_YET)
+
     tasks = tuple(dict.fromkeys(source.task for source in sources))
-    resolved: dict[tuple[str, int], Experiment] = {}
     for source in sources:
         path = last_encoder(source) if status(source).state == "done" else None
         frozen = saved_encoders.frozen(path) if path else None
         for task in tasks:
             if task == source.task:
                 continue
-            key = (task, source.env_steps)
-            if key not in resolved:
-                resolved[key] = resolve(
-                    sweep.transfer,
-                    task,
-                    preset=sweep.preset,
-                    env_steps=source.env_steps,
-                    frozen_encoder=_NOT_YET,
-                )
-            experiment = replace(resolved[key], seed=source.seed, frozen_encoder=frozen)
+            experiment = resolved(task, source.env_steps)
+            experiment = replace(experiment, seed=source.seed, frozen_encoder=frozen)
             below = Run.default_folder(runs, experiment, False).parents[1]
             trained = source.folder.parent
             name = f"{sweep.transfer}-on-{trained.name}-{trained.parent.name}"

@@ -8,7 +8,6 @@ beside ours under a source of their own. Seeds, not episodes, are the unit of ev
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import os
@@ -20,7 +19,7 @@ from typing import Any
 import polars as pl
 
 from kstep import config
-from kstep.files import write_atomically
+from kstep.files import fingerprint, write_atomically
 from kstep.run.folder import Run
 from kstep.run.saved_encoders import phases_of
 from kstep.types import KstepError
@@ -28,25 +27,27 @@ from kstep.types import KstepError
 OURS = "runs"
 """The source of rows that come from run folders."""
 
-COLUMNS: Mapping[str, str] = {
-    "source": "String",
-    "method": "String",
-    "variant": "String",
-    "preset": "String",
-    "renderer": "String",
-    "task": "String",
-    "seed": "Int64",
-    "mark": "Int64",
-    "env_steps": "Int64",
-    "decisions": "Int64",
-    "updates": "Int64",
-    "episode": "Int64",
-    "return": "Float64",
-    "setting": "String",
-    "digest": "String",
-    "commit": "String",
-}
-"""Name to polars type. `setting` is the digest without the seed: what the runs of a curve share."""
+COLUMNS = pl.Schema(
+    {
+        "source": pl.String(),
+        "method": pl.String(),
+        "variant": pl.String(),
+        "preset": pl.String(),
+        "renderer": pl.String(),
+        "task": pl.String(),
+        "seed": pl.Int64(),
+        "mark": pl.Int64(),
+        "env_steps": pl.Int64(),
+        "decisions": pl.Int64(),
+        "updates": pl.Int64(),
+        "episode": pl.Int64(),
+        "return": pl.Float64(),
+        "setting": pl.String(),
+        "digest": pl.String(),
+        "commit": pl.String(),
+    }
+)
+"""`setting` is the digest without the seed: what the runs of a curve share."""
 
 KEY = ("source", "digest", "mark", "episode")
 ORDER = ("source", "task", "method", "variant", "preset", "setting", "seed", "mark", "episode")
@@ -66,8 +67,8 @@ class TableUpdate:
     problems: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        lines = [f"{self.table}: {self.runs} runs read, {self.rows:,} rows in all"]
-        return "\n".join([*lines, *(f"left out: {problem}" for problem in self.problems)])
+        read = f"{self.table}: {self.runs} runs read, {self.rows:,} rows in all"
+        return "\n".join([read, *(f"left out: {problem}" for problem in self.problems)])
 
 
 def collect(runs: Path, output: Path) -> TableUpdate:
@@ -212,7 +213,7 @@ def _imported(row: Mapping[str, str | None], source: str) -> dict[str, Any]:
         "task": word("task", ""),
         "commit": "",
     }
-    setting = _name(identity)
+    setting = fingerprint(identity)[:16]
     seed = whole("seed", None)
     return {
         **identity,
@@ -224,17 +225,12 @@ def _imported(row: Mapping[str, str | None], source: str) -> dict[str, Any]:
         "episode": whole("episode", 0),
         "return": float(row["return"] or ""),
         "setting": setting,
-        "digest": _name({"setting": setting, "seed": seed}),
+        "digest": fingerprint({"setting": setting, "seed": seed})[:16],
     }
 
 
-def _name(values: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
-
-
 def _frame(rows: list[dict[str, Any]]) -> pl.DataFrame:
-    schema = {name: getattr(pl, kind) for name, kind in COLUMNS.items()}
-    return pl.DataFrame(rows, schema=schema, orient="row")
+    return pl.DataFrame(rows, schema=COLUMNS, orient="row")
 
 
 def _merge(output: Path, new: pl.DataFrame, source: str, digests: set[str] | None) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -32,23 +33,17 @@ SHOWN = 15
 """Runs in the live table; more do not fit a terminal."""
 
 
-def show_plan(
-    sweep: Sweep,
-    specs: Sequence[RunSpec],
-    statuses: Sequence[Status],
-    console: Console,
-    cores: int,
-    backend: Backend,
-) -> None:
+def show_plan(sweep: Sweep, specs: Sequence[RunSpec], console: Console, backend: Backend) -> None:
     """Print the grid, what is done and missing, and what the rest will take."""
-    say(console, Text.assemble((sweep.name, "bold"), f" ({sweep.scale}): {sweep.title}"))
+    statuses, cores = [plan.status(spec) for spec in specs], len(os.sched_getaffinity(0))
+    say(console, Text.assemble((sweep.name, "bold"), f" ({sweep.scale_name}): {sweep.title}"))
     if sweep.preset != "paper":
         say(console, f"preset {sweep.preset}: not the paper's sizes", "yellow")
     console.print(_grid(specs, statuses))
     legend = [(f"  {symbol} {state}", colour) for state, (symbol, colour) in SYMBOLS.items()]
     say(console, Text.assemble("one symbol per seed:", *legend))
-    counts = plan.count(statuses)
-    words = ", ".join(f"{number} {state}" for state, number in counts.items() if number)
+    counts = Counter(status.state for status in statuses)
+    words = ", ".join(f"{counts[state]} {state}" for state in SYMBOLS if counts[state])
     say(console, f"{len(specs)} runs: {words}")
     if sweep.transfer:
         on_frozen = [spec for spec in specs if spec.frozen_encoder is not None]
@@ -170,9 +165,8 @@ def _grid(specs: Sequence[RunSpec], statuses: Sequence[Status]) -> Table:
 def _table(
     waiting: Iterable[RunSpec], outcomes: dict[RunSpec, Outcome], total: int, seconds: float
 ) -> Table:
-    ended = (
-        f"{len(outcomes)} of {total} ended ({_counts(outcomes) or 'none yet'}), {clock(seconds)}"
-    )
+    counts = _counts(outcomes) or "none yet"
+    ended = f"{len(outcomes)} of {total} ended ({counts}), {clock(seconds)}"
     table = Table("run", "state", "env steps", box=None, title=ended, title_justify="left")
     table.title_style = "none"
     # Queues are processed from the front, so running ones are near the first that is not done.
