@@ -77,7 +77,7 @@ def test_lists_import_nothing_heavy(what: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["trian"], "trian"),
+        (["trian"], "trian"),  # codespell:ignore trian
         (["train", "kls", "toy_reach"], "Did you mean 'ksl'"),
         (["show", "drqq"], "unknown method 'drqq'"),
         (["train", "ksl", "toy_reach", "--threads", "0"], "--threads must be at least 1, not 0"),

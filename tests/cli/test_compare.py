@@ -191,7 +191,7 @@ def test_an_experiment_that_names_no_comparison(
     tmp_path: Path, table: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "other.toml"
-    file.write_text(FILE.replace('"main"', '"mian"'))
+    file.write_text(FILE.replace('"main"', '"mian"'))  # codespell:ignore mian
     with pytest.raises(SystemExit):
         main(["compare", str(file), "--table", str(table)])
     assert "paper = 'mian' is none of main, tangential" in capsys.readouterr().err

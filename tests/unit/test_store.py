@@ -25,7 +25,7 @@ def pretend(root: Path, method: str, seed: int, evaluations: int = 2, *overrides
         pass
     (run.folder / "system.json").write_text(
         json.dumps(
-            [{"rendering": "painted", "commit": "abc"}, {"rendering": "painted", "commit": "abd"}]
+            [{"rendering": "painted", "commit": "abc"}, {"rendering": "painted", "commit": "abe"}]
         )
     )
     with run.evaluations_file.open("w") as file:
@@ -58,7 +58,7 @@ def test_a_row_per_episode_with_every_column(tmp_path: Path) -> None:
         "return": 3.5,
         "setting": frame["setting"][0],
         "digest": run.digest,
-        "commit": "abc then abd",
+        "commit": "abc then abe",
     }
 
 
