@@ -40,7 +40,7 @@ def test_wherever_writing_fails_the_folder_stays_whole(
     kind: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every flush to disk of a run fails once, each time in a run that then goes on."""
-    small = {"checkpoint_minutes": ALWAYS}
+    small: dict[str, Any] = {"checkpoint_minutes": ALWAYS}
     reference = go(tmp_path / "reference", experiment(env_steps=34), **small)
     folder, real = tmp_path / "run", os.fsync
     said = {errno.ENOSPC: "the disk is full", errno.EROFS: "no permission to write"}[kind]

@@ -150,7 +150,7 @@ def test_overrides_reach_any_depth() -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("method.auxillary.k=5", "unknown key.*Did you mean 'auxiliary'"),  # codespell:ignore auxillary
+        ("method.auxiliari.k=5", "unknown key.*Did you mean 'auxiliary'"),
         ("method.auxiliary.kk=5", "unknown key.*Did you mean 'k'"),
         ("method.auxiliary.k", "not of the form key=value"),
         ("method.auxiliary.k=3.5", "method.auxiliary.k must be a whole number, not 3.5"),

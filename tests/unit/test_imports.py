@@ -18,9 +18,8 @@ SOURCE = Path(kstep.__file__).parent
 PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
 
 
-
 def layers() -> dict[str, set[str]]:
-    """The table of the page, which is the only list of layers: name -> modules, the most basic first."""
+    """The page's table, the only list of layers: name -> modules, the most basic first."""
     section = PAGE.read_text().partition("## Layers")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| ([\w ]+) \| (`.*) \|$", section, flags=re.MULTILINE)
     return {name: set(re.findall(r"`(\w+)/?`", modules)) for name, modules in rows}

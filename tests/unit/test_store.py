@@ -30,10 +30,16 @@ def pretend(root: Path, method: str, seed: int, evaluations: int = 2, *overrides
     )
     with run.evaluations_file.open("w") as file:
         for index in range(evaluations):
-            row = {"mark": 800 * index, "env_steps": 801 * index, "decisions": 801 * index}
-            row |= {"updates": 10 * index, "episodes": index, "lengths": [5, 5]}
-            returns = [seed + index + 0.5, seed - 0.5 + index]
-            file.write(json.dumps({**row, "returns": returns}) + "\n")
+            row = {
+                "mark": 800 * index,
+                "env_steps": 801 * index,
+                "decisions": 801 * index,
+                "updates": 10 * index,
+                "episodes": index,
+                "lengths": [5, 5],
+                "returns": [seed + index + 0.5, seed - 0.5 + index],
+            }
+            file.write(json.dumps(row) + "\n")
     return run
 
 

@@ -1,8 +1,8 @@
 """The KSL paper's own numbers under our names, and ours beside them.
 
-In: the folder `paper_data` (tables as JSON, curves as CSV), and which cells the paper prints bold and
-with how many stars. Out: its cells, the one that belongs beside one of ours, and the place of ours
-relative to it.
+In: the folder `paper_data` (tables as JSON, curves as CSV), and which cells the paper prints bold
+and with how many stars. Out: its cells, the one that belongs beside one of ours, and the place of
+ours relative to it.
 """
 
 from __future__ import annotations
