@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import signal
 import time
@@ -18,9 +19,8 @@ import torch
 from kstep import cli, errors
 from kstep.data.replay import Replay
 from kstep.data.ring import FRAMES_FILE, ReplayConfig
-from kstep.envs import EnvConfig, gl, make
+from kstep.envs import EnvConfig, gl, make, toy
 from kstep.envs.base import RendererFailed
-from kstep.envs.toy import ToyEnv
 from kstep.envs.worker import RemoteEnv
 from kstep.errors import Fault
 from kstep.run import checkpoint
@@ -266,17 +266,8 @@ def test_an_environment_that_breaks_in_mid_run_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reference = go(tmp_path / "reference", experiment(env_steps=50))
-    original = ToyEnv._simulate
     with monkeypatch.context() as patch:
-        count = 0
-
-        def simulate(self: Any, action: Any) -> Any:
-            nonlocal count
-            count += 1
-            reward, *rest = original(self, action)
-            return (float("nan") if count == 150 else reward), *rest
-
-        patch.setattr(ToyEnv, "_simulate", simulate)
+        at_decision(patch, 40, lambda: patch.setattr(toy, "PROGRESS", math.nan))
         with pytest.raises(KstepError, match="toy_reach gave a reward of nan"):
             go(tmp_path / "run", experiment(env_steps=50), checkpoint_minutes=ALWAYS)
     assert contents(tmp_path / "run")
