@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -19,9 +20,17 @@ from kstep.types import EnvSpec
 
 ACTIONS = 2
 
+Kind = TypeVar("Kind")
+
 HANGING = 1500.0
 """Seconds after which something that a test waits for is taken to hang; far beyond what it takes on
 a machine whose cores are all busy."""
+
+
+def expect(kind: type[Kind], thing: object) -> Kind:
+    """The thing itself, if it is of that kind: PyTorch's containers do not say what they hold."""
+    assert isinstance(thing, kind), f"{type(thing).__name__} is no {kind.__name__}"
+    return thing
 
 
 def tiny(method: str, *overrides: str) -> Experiment:

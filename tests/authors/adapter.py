@@ -24,12 +24,14 @@ from kstep.config import resolve
 from kstep.data.replay import Replay, Rule, Sequences
 from kstep.data.ring import ReplayConfig
 from kstep.methods.base import Method
+from kstep.rl.sac import SAC
 from kstep.rng import Streams
 from kstep.types import EnvSpec, Metrics
 from tests.authors import inputs, traces
 from tests.authors.inputs import Numbers
 from tests.authors.seams import Noise, Script, double_precision, returned
 from tests.authors.traces import Found, Key, Trace
+from tests.make import expect
 
 MODULES = {"task": "auxiliary"}
 """Where the agent calls a module otherwise than the traces do."""
@@ -159,11 +161,11 @@ class Subject:
         where = self.trace.data["forward"]["observations"]
         observation = np.stack([self._observation(episode, time) for episode, time in where])
         action = torch.from_numpy(np.stack([self.recorded[tuple(place)] for place in where]))
-        agent = self.agent
+        agent, core = self.agent, expect(SAC, self.agent.core)
         with torch.no_grad():
             view = torch.from_numpy(agent.method.augment.act_view(observation))
-            policy = agent.core.policy(agent.encoder, view)
-            q1, q2 = agent.core.critic(agent.encoder(view), action)
+            policy = core.policy(agent.encoder, view)
+            q1, q2 = core.critic(agent.encoder(view), action)
         found = {
             "policy_mean": policy.mean.numpy(),
             "policy_std": policy.log_std.exp().numpy(),

@@ -12,6 +12,7 @@ import time
 from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,17 +24,17 @@ from kstep.methods import METHODS
 from kstep.run.runtime import Allowed, Runtime
 from tests.make import HANGING
 
-VERBS = ("train", "eval", "film", "show", "list", "doctor", "bench", "selfcheck", "sweep")
-VERBS += ("collect", "import", "compare", "evaluation-set", "analyze")
+VERBS = ["train", "eval", "film", "show", "list", "doctor", "bench", "selfcheck", "sweep"]
+VERBS += ["collect", "import", "compare", "evaluation-set", "analyze"]
 
 
-def kstep(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+def kstep(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "kstep", *arguments],
         capture_output=True,
         text=True,
         timeout=HANGING,
-        **options,  # type: ignore[call-overload]
+        **options,
     )
 
 
@@ -77,7 +78,7 @@ def test_lists_import_nothing_heavy(what: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["trian"], "trian"),
+        (["trian"], "trian"),  # codespell:ignore trian
         (["train", "kls", "toy_reach"], "Did you mean 'ksl'"),
         (["show", "drqq"], "unknown method 'drqq'"),
         (["train", "ksl", "toy_reach", "--threads", "0"], "--threads must be at least 1, not 0"),

@@ -30,7 +30,12 @@ def experiment(tmp_path: Path) -> Path:
 def rows_of(spec: RunSpec, returns: dict[int, float]) -> list[dict[str, object]]:
     """What the table holds of a run with these scores."""
     method, _, variant = spec.method.partition("-")
-    row = {"source": "runs", "method": method, "variant": variant, "preset": spec.preset}
+    row: dict[str, object] = {
+        "source": "runs",
+        "method": method,
+        "variant": variant,
+        "preset": spec.preset,
+    }
     row |= {"task": spec.task, "seed": spec.seed, "episode": 0}
     row |= {"setting": spec.setting, "digest": spec.digest}
     return [row | {"mark": m, "env_steps": m, "return": score} for m, score in returns.items()]
@@ -191,7 +196,7 @@ def test_an_experiment_that_names_no_comparison(
     tmp_path: Path, table: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "other.toml"
-    file.write_text(FILE.replace('"main"', '"mian"'))
+    file.write_text(FILE.replace('"main"', '"mian"'))  # codespell:ignore mian
     with pytest.raises(SystemExit):
         main(["compare", str(file), "--table", str(table)])
     assert "paper = 'mian' is none of main, tangential" in capsys.readouterr().err

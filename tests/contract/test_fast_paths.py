@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from kstep import native
 from kstep.data.augment import Padding, cut
@@ -16,7 +17,7 @@ from kstep.native import Backend
 from kstep.nets.encoder import PixelEncoder
 from kstep.optimizers import Ema
 from kstep.types import Metrics
-from tests.make import agent_and_replay
+from tests.make import agent_and_replay, expect
 
 UPDATES = 20
 TOLERANCE = 1e-5
@@ -68,6 +69,7 @@ def plain_features(encoder: PixelEncoder, observation: torch.Tensor) -> torch.Te
     """Planes of colours one after the other (NCHW), converted as one writes it first."""
     x = observation.permute(0, 1, 4, 2, 3).flatten(1, 2).contiguous() / 255.0
     for convolution in encoder.convolutions:
+        convolution = expect(nn.Conv2d, convolution)
         weight = convolution.weight.contiguous()
         x = torch.relu(F.conv2d(x, weight, convolution.bias, convolution.stride))
     return x.permute(0, 2, 3, 1).flatten(1)

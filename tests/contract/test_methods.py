@@ -13,9 +13,10 @@ from kstep.agent import Agent
 from kstep.data.batches import Batch
 from kstep.methods import METHODS
 from kstep.optimizers import Ema, Optimizers
+from kstep.rl.sac import SAC
 from kstep.rng import Streams
 from kstep.types import TransitionBatch
-from tests.make import agent_and_replay, filled_replay, moved, snapshot, spec_for, tiny
+from tests.make import agent_and_replay, expect, filled_replay, moved, snapshot, spec_for, tiny
 from tests.passes import per_update
 
 every_method = pytest.mark.parametrize("method", METHODS)
@@ -72,7 +73,8 @@ def prepared(agent: Agent, drawn: Batch) -> TransitionBatch:
 
 @torch.no_grad()
 def latents(agent: Agent, transitions: TransitionBatch) -> Tensor:
-    return agent.core_encoder(transitions.observation)
+    latent: Tensor = agent.core_encoder(transitions.observation)
+    return latent
 
 
 @every_method
@@ -297,19 +299,18 @@ def test_the_first_auxiliary_step_is_as_long_as_the_encoders_rate(
     """Adam's first step is its learning rate; with the double step, the sum of two (D05)."""
     agent, replay = agent_and_replay(method)
     assert agent.auxiliary is not None
-    before = agent.encoder.head[0].weight.detach().clone()  # type: ignore[index]
+    before = agent.encoder.get_parameter("head.0.weight").detach().clone()
     agent.pretrain(replay)
-    step = (agent.encoder.head[0].weight - before).abs().max().item()  # type: ignore[index]
+    step = (agent.encoder.get_parameter("head.0.weight") - before).abs().max().item()
     assert step == pytest.approx(expected, rel=1e-2)
 
 
 def test_the_actors_share_what_they_declare() -> None:
     agent, _ = agent_and_replay("ksl")
-    assert agent.core.actor.head is None
+    assert expect(SAC, agent.core).actor.head is None
     released, replay = agent_and_replay("ksl-released")
-    head = released.core.actor.head
-    assert head is not None
-    assert not torch.equal(head[0].weight, released.encoder.head[0].weight)  # type: ignore[index]
+    own = released.core.get_parameter("actor.head.0.weight")
+    assert not torch.equal(own, released.encoder.get_parameter("head.0.weight"))
     # One actor update leaves every convolution and every critic weight as it was (facts 17.4).
     batch = released.batches.draw(replay, sequences=False).transitions
     before = weights(released)
@@ -356,7 +357,8 @@ def test_the_second_phase_keeps_the_encoder_and_the_actor(method: str) -> None:
     agent, replay = agent_and_replay(method)
     for _ in range(4):
         agent.update(replay)
-    lengths = agent.auxiliary.prototypes.weight.norm(dim=1).detach()  # type: ignore[union-attr]
+    assert agent.auxiliary is not None
+    lengths = agent.auxiliary.get_parameter("prototypes.weight").norm(dim=1).detach()
     torch.testing.assert_close(lengths, torch.ones_like(lengths))
     before = weights(agent)
     agent.begin_task()
@@ -404,9 +406,9 @@ def test_no_loss_and_no_reward_writes_weights(method: str) -> None:
     assert moved(before, parameters(agent)) == set()
 
 
-def test_the_reward_of_each_phase() -> None:
+def test_the_reward_of_each_phase(monkeypatch: pytest.MonkeyPatch) -> None:
     agent, replay = agent_and_replay("proto_rl-original")
-    agent.auxiliary.reward = lambda encoded: torch.full((len(encoded),), 7.0)  # type: ignore[union-attr, method-assign, operator, assignment]
+    monkeypatch.setattr(agent.auxiliary, "reward", lambda encoded: torch.full((len(encoded),), 7.0))
     drawn = agent.batches.draw(replay, sequences=False).transitions
     batch, metrics = agent.with_features(drawn)
     assert torch.equal(batch.reward, torch.full((8,), 7.0))
@@ -438,12 +440,12 @@ def test_curl_contrasts_the_critics_own_view_with_another() -> None:
 def test_borrowed_layers_are_the_critics_own() -> None:
     agent, replay = agent_and_replay("ksl-k3-l2")
     (first, second) = agent.borrowed
-    assert [type(m).__name__ for m in first] == ["Linear", "ReLU", "Linear", "ReLU"]
-    assert first[0].weight is agent.core.critic.q1[0].weight
-    assert second[2].weight is agent.core.critic.q2[2].weight
-    before = agent.core.critic.q1[2].weight.clone()
+    assert [type(m).__name__ for m in first.children()] == ["Linear", "ReLU", "Linear", "ReLU"]
+    assert first.get_parameter("0.weight") is agent.core.get_parameter("critic.q1.0.weight")
+    assert second.get_parameter("2.weight") is agent.core.get_parameter("critic.q2.2.weight")
+    before = first.get_parameter("2.weight").clone()
     agent.pretrain(replay)
-    assert not torch.equal(before, agent.core.critic.q1[2].weight)
+    assert not torch.equal(before, agent.core.get_parameter("critic.q1.2.weight"))
 
 
 def test_one_optimizer_has_one_set_of_moments() -> None:

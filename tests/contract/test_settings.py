@@ -129,7 +129,8 @@ def samples(annotation: Any) -> list[Any]:
     if typing.get_origin(annotation) is tuple:
         inners = typing.get_args(annotation)
         return [[place * samples(inner)[0] for place, inner in enumerate(inners, start=1)]]
-    return {int: [3], float: [0.003], str: ["x"]}[annotation]
+    plain: dict[type, list[Any]] = {int: [3], float: [0.003], str: ["x"]}
+    return plain[annotation]
 
 
 def fits(annotation: Any, value: Any) -> bool:

@@ -23,6 +23,7 @@ import pytest
 from kstep import cli
 from kstep.agent import Agent
 from kstep.auxiliary.base import AuxiliaryConfig
+from kstep.cli.training import Train
 from kstep.config import resolve
 from kstep.methods import METHODS
 from kstep.methods.ablations import ABLATIONS
@@ -364,7 +365,7 @@ def commands() -> Iterator[str]:
 def test_commands_work(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def resolved_only(verb: cli.Train) -> None:
+    def resolved_only(verb: Train) -> None:
         resolve(
             verb.method,
             verb.task,
@@ -374,7 +375,7 @@ def test_commands_work(
         )
         print("resolved")
 
-    monkeypatch.setattr(cli.Train, "__call__", resolved_only)
+    monkeypatch.setattr(Train, "__call__", resolved_only)
     program, *arguments = shlex.split(command)
     assert program == "kstep"
     cli.main(arguments)

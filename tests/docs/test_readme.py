@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from kstep import cli
+from kstep.cli.training import Train
 from kstep.config import resolve
 from kstep.methods import METHODS
 from tests.docs.test_decisions import KEY, LINK, accepts, live
@@ -45,7 +46,7 @@ def test_commands_are_accepted(command: Command, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(verb, "__call__", lambda self: called.append(self))
     cli.main(shlex.split(command.line, comments=True)[1:])
     (asked,) = called
-    if isinstance(asked, cli.Train):
+    if isinstance(asked, Train):
         resolve(asked.method, asked.task, preset=asked.preset, overrides=asked.set)
 
 

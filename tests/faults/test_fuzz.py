@@ -30,7 +30,20 @@ ENDLESS = ("evaluation.episodes", "method.auxiliary.pretraining", "method.learni
 """What may be asked for and would take years."""
 METHODS = ["ksl", "sac_pixel", "sac_state", "proto_rl", "curl", "sac_ae", "pi_sac", "drq"]
 SMALL = [-3, -1, 0, 1, 2, 3, 5, 0.0, 0.5, 1.0, 1.5, -0.5, 1e-9]
-STRANGE = ["", "x", None, True, False, [], [1], [2, 1], [0, 0], [-1, 2], {}, {"kind": "ksl"}]
+STRANGE: list[Any] = [
+    "",
+    "x",
+    None,
+    True,
+    False,
+    [],
+    [1],
+    [2, 1],
+    [0, 0],
+    [-1, 2],
+    {},
+    {"kind": "ksl"},
+]
 STRANGE += [float("nan"), float("inf"), "none", "ä", "[", 10**30]
 HUGE = [10**9, 10**12]
 

@@ -44,7 +44,7 @@ class Custom(gymnasium.Env[Array, Array]):
         assert self.action_space.contains(action), "an action outside of its bounds"
         self.at = self.at + float(action[0]) * 0.01
         if self.wrong == "raises":
-            return self.at / {}["missing"]
+            raise KeyError("missing")
         if self.wrong == "old step":
             return self.at, 0.0, False, {}
         seen = np.zeros(5, np.float32) if self.wrong == "shape" else self.at.copy()
@@ -84,10 +84,14 @@ WRONG = {
 OF_PIXELS = ("no image", "flat image", "float image")
 
 
+def create(**options: Any) -> Custom:
+    return Custom(**options)
+
+
 @pytest.fixture(autouse=True)
 def _registered() -> Iterator[None]:
     for wrong in ("", *WRONG):
-        gymnasium.register(_id(wrong), Custom, max_episode_steps=30, kwargs={"wrong": wrong})
+        gymnasium.register(_id(wrong), create, max_episode_steps=30, kwargs={"wrong": wrong})
     yield
     for wrong in ("", *WRONG):
         gymnasium.registry.pop(_id(wrong))

@@ -18,6 +18,7 @@ from kstep import envs
 from kstep.config import Experiment
 from kstep.files import fingerprint, sha256, write_json
 from kstep.run import checkpoint, legacy, provenance, system, train
+from kstep.run.evaluate import evaluate
 from kstep.run.folder import Run
 from kstep.run.health import Health
 from kstep.run.load import opened
@@ -190,15 +191,15 @@ def test_a_run_killed_before_its_last_evaluation_still_makes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = go(tmp_path / "whole", experiment(env_steps=60))
-    marks, original = iter((0, 50, 60)), train.evaluate
+    marks = iter((0, 50, 60))
 
-    def evaluate(*arguments: Any) -> Any:
+    def until_the_last(*arguments: Any) -> Any:
         if next(marks) == 60:
             raise RuntimeError("power cut")
-        return original(*arguments)
+        return evaluate(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(train, "evaluate", evaluate)
+        patch.setattr(train, "evaluate", until_the_last)
         with pytest.raises(RuntimeError, match="power cut"):
             go(tmp_path / "run", experiment(env_steps=60), checkpoint_minutes=ALWAYS)
     assert_same(whole, go(tmp_path / "run", experiment(env_steps=60)))

@@ -28,6 +28,7 @@ from kstep.analysis.reward_mse import reward_mse
 from kstep.analysis.reward_pca import principal_components, reward_pca, separability
 from kstep.analysis.saliency import attention, focus, overlay, sensitivity, side_by_side
 from kstep.analysis.state_probe import state_probe
+from kstep.analysis.tables import Row
 from kstep.analysis.temporal import temporal
 from kstep.auxiliary.ksl import KSL
 from kstep.nets.encoder import PixelEncoder, PixelEncoderConfig
@@ -133,9 +134,16 @@ def test_perturbed_latents_by_hand() -> None:
 
 
 def test_changes_in_sensitivity_by_hand() -> None:
-    rows = [
-        {"label": "a", "task": "t", "seed": seed, "env_steps": at, "perturbation": "noise"}
-        | {"distance": value, "normalized": value / 10}
+    rows: list[Row] = [
+        {
+            "label": "a",
+            "task": "t",
+            "seed": seed,
+            "env_steps": at,
+            "perturbation": "noise",
+            "distance": value,
+            "normalized": value / 10,
+        }
         for seed, values in ((1, (1.0, 3.0, 2.0)), (2, (5.0, 5.0, 5.0)))
         for at, value in zip((10, 20, 30), values, strict=True)
     ]
@@ -144,10 +152,10 @@ def test_changes_in_sensitivity_by_hand() -> None:
     assert change["normalized"] == pytest.approx(0.075)
     assert (change["seeds"], change["every"]) == (2, 10)
     # Neither the untrained encoder nor the last one, closer to the one before, belongs in it.
-    odd = [{**rows[0], "env_steps": at, "distance": 99.0} for at in (0, 33)]
+    odd: list[Row] = [{**rows[0], "env_steps": at, "distance": 99.0} for at in (0, 33)]
     assert changes_in_sensitivity([*odd, *rows]) == [change]
     # Tasks are told apart.
-    other = [{**row, "task": "u", "distance": 7.0} for row in rows]
+    other: list[Row] = [{**row, "task": "u", "distance": 7.0} for row in rows]
     both = changes_in_sensitivity([*rows, *other])
     assert [(c["task"], c["distance"]) for c in both] == [("t", change["distance"]), ("u", 0.0)]
     (alone,) = changes_in_sensitivity(rows[:1])
@@ -162,7 +170,7 @@ def test_perturbed_images() -> None:
     before = STACKS.copy()
     for perturb in PERTURBATIONS.values():
         version = perturb(STACKS, rng)
-        assert (version.shape, version.dtype) == (STACKS.shape, np.uint8)
+        assert (version.shape, version.dtype) == (STACKS.shape, np.dtype(np.uint8))
         assert (version != STACKS).any(axis=(1, 2, 3, 4)).all()
     assert (before == STACKS).all()
     black = (erased(STACKS, rng) == 0).all(axis=-1)

@@ -14,6 +14,7 @@ from kstep.nets.decoder import Decoder
 from kstep.nets.encoder import PixelEncoder, PixelEncoderConfig
 from kstep.types import KstepError, SequenceBatch
 from kstep.values import check
+from tests.make import expect
 
 PAPER = (2, 1, 1, 1)
 COMPACT = (2, 2, 1, 1)
@@ -120,8 +121,9 @@ def test_the_decoder_equals_plain_transposed_convolutions() -> None:
     x = latent.double() @ decoder.linear.weight.double().T + decoder.linear.bias.double()
     # (H, W, C) is the order of the linear layer's outputs.
     x = torch.relu(x).reshape(2, *encoder.feature_shape).permute(0, 3, 1, 2).contiguous()
-    for i, layer in enumerate(decoder.convolutions):
-        weight, bias = layer.weight.double().contiguous(), layer.bias.double()
+    for i, module in enumerate(decoder.convolutions):
+        layer = expect(nn.ConvTranspose2d, module)
+        weight, bias = layer.weight.double().contiguous(), layer.get_parameter("bias").double()
         x = nn.functional.conv_transpose2d(
             x, weight, bias, layer.stride, output_padding=layer.output_padding
         )
@@ -138,20 +140,21 @@ def test_the_far_edge_of_an_even_picture_is_one_colour() -> None:
     decoder = Decoder(50, encoder.map_shapes, (3, 84, 84, 3), init="default")
     with torch.no_grad():
         found = decoder(torch.randn(1, 50))[0]
-    assert torch.equal(found[83], decoder.convolutions[-1].bias.expand(84, 9))
-    assert torch.equal(found[:, 83], decoder.convolutions[-1].bias.expand(84, 9))
+    bias = decoder.convolutions[-1].get_parameter("bias")
+    assert torch.equal(found[83], bias.expand(84, 9))
+    assert torch.equal(found[:, 83], bias.expand(84, 9))
     assert found[82].std(0).min() > 0
 
 
 def test_delta_orthogonal_reaches_the_transposed_convolutions() -> None:
     _, decoder = decoder_for((36, 36))
     for layer in decoder.convolutions:
-        weight = layer.weight.detach().clone()
+        weight = layer.get_parameter("weight").detach().clone()
         centre = weight[:, :, 1, 1].clone()
         weight[:, :, 1, 1] = 0
         assert weight.abs().max() == 0
         assert torch.allclose(centre.T @ centre, 2 * torch.eye(centre.shape[1]), atol=1e-5)
-        assert layer.bias.abs().max() == 0
+        assert layer.get_parameter("bias").abs().max() == 0
 
 
 def test_targets_have_five_bits_and_noise_below_them() -> None:
@@ -213,7 +216,7 @@ def test_the_loss_by_hand() -> None:
     for parameter in task.decoder.parameters():
         nn.init.zeros_(parameter)
     with torch.no_grad():
-        task.decoder.convolutions[-1].bias.fill_(0.25)
+        task.decoder.convolutions[-1].get_parameter("bias").fill_(0.25)
     latents = torch.tensor([[3.0, 0, 0, 0, 4.0], [0, 1.0, 0, 0, 0]])  # halved squares: 12.5, 0.5
     observation = frames(2)
     saved = task.draws.count.clone()
@@ -233,7 +236,7 @@ def test_a_grey_picture_is_reconstructed_up_to_the_noise() -> None:
     for parameter in task.decoder.parameters():
         nn.init.zeros_(parameter)
     with torch.no_grad():
-        task.decoder.convolutions[-1].bias.fill_(1 / 64)
+        task.decoder.convolutions[-1].get_parameter("bias").fill_(1 / 64)
     grey = torch.full((16, 2, 12, 12, 3), 130, dtype=torch.uint8)
     loss, _ = task.loss(lambda _: torch.zeros(16, 5), unused, batch(grey))
     assert loss.item() == pytest.approx(1 / 12 / 32**2, rel=0.03)

@@ -296,9 +296,9 @@ def test_nothing_is_overwritten(
         with pytest.raises(SystemExit) as stopped:
             bench("--only", "renderers", "--out", wrong)
         assert stopped.value.code == 2
-    for wrong in (["--rounds", "0"], ["--threads", "0"]):
+    for options in (["--rounds", "0"], ["--threads", "0"]):
         with pytest.raises(SystemExit) as stopped:
-            main(["bench", "--quick", *wrong])
+            main(["bench", "--quick", *options])
         assert stopped.value.code == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bench.png", "named.json"]
     bench("--only", "encoder", "--backend", "torch")

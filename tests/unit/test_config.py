@@ -150,7 +150,7 @@ def test_overrides_reach_any_depth() -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("method.auxillary.k=5", "unknown key.*Did you mean 'auxiliary'"),
+        ("method.auxiliari.k=5", "unknown key.*Did you mean 'auxiliary'"),
         ("method.auxiliary.kk=5", "unknown key.*Did you mean 'k'"),
         ("method.auxiliary.k", "not of the form key=value"),
         ("method.auxiliary.k=3.5", "method.auxiliary.k must be a whole number, not 3.5"),
@@ -191,7 +191,7 @@ def test_wrong_names_get_the_nearest_right_one(names: tuple[str, str], message: 
     with pytest.raises(KstepError, match=message):
         resolve(*names)
     with pytest.raises(KstepError, match="Did you mean 'debug'"):
-        resolve("ksl", "walker_walk", preset="debgu")
+        resolve("ksl", "walker_walk", preset="debgu")  # codespell:ignore debgu
 
 
 @pytest.mark.parametrize(

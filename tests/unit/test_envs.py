@@ -119,16 +119,17 @@ def enact(env: ControlEnv, seed: int | None, decisions: int) -> list[Any]:
     return seen
 
 
-def count_drawings(env: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """Return a list that grows with every image drawn."""
-    drawn: list[tuple[int, ...]] = []
-    draw = env._draw
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A list that grows with every image of `Rooms` that is drawn."""
+    drawn: list[int] = []
+    draw = Rooms.render
 
-    def counted(*size: int) -> Array:
-        drawn.append(size)
-        return draw(*size)  # type: ignore[no-any-return]
+    def counted(rooms: Rooms) -> Array:
+        drawn.append(1)
+        return draw(rooms)
 
-    monkeypatch.setattr(env, "_draw", counted)
+    monkeypatch.setattr(Rooms, "render", counted)
     return drawn
 
 
@@ -204,9 +205,9 @@ def test_re_enacting_without_rendering_ends_in_the_same_frame(task: str, opened:
     assert_same(shown, enact(env, 3, 3))
 
 
-def test_no_rendering_means_no_drawing(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    env = opened("toy_reach")
-    drawn = count_drawings(env, monkeypatch)
+def test_no_rendering_means_no_drawing(opened: Any, drawn: list[int]) -> None:
+    env = opened("gym:KstepRooms-v0")
+    drawn.clear()
     env.reset(seed=0)
     env.step(np.zeros(2))
     assert len(drawn) == 2
@@ -215,13 +216,11 @@ def test_no_rendering_means_no_drawing(opened: Any, monkeypatch: pytest.MonkeyPa
     assert len(drawn) == 2
 
 
-def test_draws_once_per_decision_however_often_it_repeats(
-    opened: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    env = opened("toy_reach", action_repeat=5)
+def test_draws_once_per_decision_however_often_it_repeats(opened: Any, drawn: list[int]) -> None:
+    env = opened("gym:KstepRooms-v0", action_repeat=3)
     env.reset(seed=0)
-    drawn = count_drawings(env, monkeypatch)
-    assert env.step(np.zeros(2))[4]["env_steps"] == 5
+    drawn.clear()
+    assert env.step(np.zeros(2))[4]["env_steps"] == 3
     assert len(drawn) == 1
 
 

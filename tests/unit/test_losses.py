@@ -11,13 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from kstep.auxiliary.base import Shapes
-from kstep.auxiliary.ksl import KSL, DenseTransitionConfig, KSLConfig
+from kstep.auxiliary.ksl import KSL, DenseTransitionConfig, KSLConfig, Transition
 from kstep.nets.base import Encoder
+from kstep.nets.heads import Actor
 from kstep.nets.state import StateEncoder, StateEncoderConfig
 from kstep.rl.sac import SAC, SACConfig
 from kstep.types import KstepError, SequenceBatch, TransitionBatch
 from kstep.values import check
-from tests.make import ACTIONS, agent_and_replay
+from tests.make import ACTIONS, agent_and_replay, expect
 
 SMALL = KSLConfig(k=3, transition=DenseTransitionConfig(hidden=(8, 8)), projection_hidden=8)
 SHAPES = Shapes(4, (4,), 2, (1, 4), ema_rate=0.05)
@@ -126,7 +127,7 @@ def test_the_temperature_looks_at_the_actor_before_or_after_its_step(sample: str
         "method.core.initial_temperature=0.5",
         "method.learning.learning_rate=0.05",  # so that the actor's step shows
     )
-    core, shape = agent.core, (agent.method.learning.batch_size, ACTIONS)
+    core, shape = expect(SAC, agent.core), (agent.method.learning.batch_size, ACTIONS)
     old_actor = copy.deepcopy(core.actor)
     draws = torch.Generator()
     draws.set_state(agent.streams.learn.get_state())
@@ -137,10 +138,11 @@ def test_the_temperature_looks_at_the_actor_before_or_after_its_step(sample: str
         torch.randn(shape, generator=draws)  # the actions of the actor's loss
     noise = draws.get_state()
 
-    def gradient(actor: nn.Module) -> float:
+    def gradient(actor: Actor) -> float:
         """Of log-temperature * (entropy - its target), by that actor."""
         draws.set_state(noise)
-        _, log_prob = actor(update.latent).sample(draws)
+        _, log_prob = actor.forward(update.latent).sample(draws)
+        assert core.target_entropy is not None
         return (-log_prob - core.target_entropy).mean().item()
 
     right, wrong = core.actor, old_actor
@@ -176,7 +178,9 @@ def sequences(b: int, k: int, dim: int = 4) -> SequenceBatch:
 def test_ksl_loss_equals_the_papers_pseudocode(k: int) -> None:
     torch.manual_seed(0)
     task = KSL(replace(SMALL, k=k), SHAPES)
-    nn.init.normal_(task.slow_projector[0].weight)  # else it equals the online projector
+    nn.init.normal_(
+        task.slow_projector.get_parameter("0.weight")
+    )  # else it equals the online projector
     data = sequences(6, k)
     loss, metrics = task.loss(flat, lambda s: 2 * flat(s) + 1, data)
 
@@ -212,26 +216,27 @@ def test_ksl_gradients_flow_through_every_transition_but_never_into_the_targets(
     future = data.observation[:, 1:].clone().requires_grad_()
     joined = torch.cat([first[:, None], future], dim=1)
     loss, _ = task.loss(flat, flat, replace(data, observation=joined))
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call]
     assert first.grad is not None
     assert first.grad.abs().sum() > 0
     assert future.grad is None or future.grad.abs().sum() == 0
     assert all(p.grad is None for p in task.slow_projector.parameters())
-    assert all(p.grad is not None for m in task.learned().values() for p in m.parameters())
+    learned = [expect(nn.Module, part) for part in task.learned().values()]
+    assert all(p.grad is not None for part in learned for p in part.parameters())
 
 
 def test_a_perfect_prediction_costs_nothing() -> None:
     """With a transition that returns the next latent and equal heads, the distance is zero."""
     task = KSL(replace(SMALL, k=2), SHAPES)
     task.predictor.weight.data = torch.eye(4)
-    task.projector = nn.Identity()  # type: ignore[assignment]
-    task.slow_projector = nn.Identity()  # type: ignore[assignment]
+    task.projector = nn.Identity()
+    task.slow_projector = nn.Identity()
 
     class Shift(nn.Module):
         def forward(self, latent: Tensor, action: Tensor, layers: object) -> Tensor:
             return latent + action
 
-    task.transition = Shift()  # type: ignore[assignment]
+    task.transition = Shift()
     start, actions = torch.randn(3, 4), torch.randn(3, 2, 4)
     states = torch.stack([start, start + actions[:, 0], start + actions.sum(1)], dim=1)
     data = SequenceBatch(
@@ -251,7 +256,7 @@ def test_k_steps_are_predicted() -> None:
 
 def test_the_released_transition_averages_two_layers_without_relu() -> None:
     released = DenseTransitionConfig(inputs=2, relu=False, hidden=(8, 8))
-    transition = KSL(replace(SMALL, transition=released), SHAPES).transition
+    transition = expect(Transition, KSL(replace(SMALL, transition=released), SHAPES).transition)
     z, a = torch.randn(3, 4), torch.randn(3, 2)
     x = torch.cat((z, a), 1)
     hidden = (transition.inputs[0](x) + transition.inputs[1](x)) / 2

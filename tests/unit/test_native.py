@@ -196,13 +196,14 @@ def test_nan_passes_back_through_a_layer_as_in_torch(each: Library, stride: int,
     found = layer_backward(each, stride, gradient, y, x, weight)
     g = torch.where(y <= 0, 0, gradient).permute(0, 3, 1, 2)
     planes = x.permute(0, 3, 1, 2)
+    gradient_of_weight = conv2d_weight(planes, weight.shape, g, stride)  # type: ignore[no-untyped-call]
     if what == "gradient":
-        expected = conv2d_input(planes.shape, weight, g, stride).permute(0, 2, 3, 1)
+        expected = conv2d_input(planes.shape, weight, g, stride).permute(0, 2, 3, 1)  # type: ignore[no-untyped-call]
         assert nan_where(expected, found[0])
-        assert nan_where(conv2d_weight(planes, weight.shape, g, stride), found[1])
+        assert nan_where(gradient_of_weight, found[1])
         assert nan_where(g.sum((0, 2, 3)), found[2])
     else:
-        assert error(found[1], conv2d_weight(planes, weight.shape, g, stride).double()) < TOLERANCE
+        assert error(found[1], gradient_of_weight.double()) < TOLERANCE
         assert error(found[2], g.sum((0, 2, 3)).double()) < TOLERANCE
         assert not torch.equal(found[2], clean[2])
     others = torch.arange(32) != at[-1]
@@ -256,7 +257,7 @@ def test_the_first_layer_is_exact_to_float32(
     bias = torch.randn(32, generator=draw)
     x = stack.permute(0, 1, 4, 2, 3).flatten(1, 2).double() / 255
     leaves = [weight.double().requires_grad_(), bias.double().requires_grad_()]
-    exact = torch.relu(F.conv2d(x, *leaves, stride)).permute(0, 2, 3, 1)
+    exact = torch.relu(F.conv2d(x, leaves[0], leaves[1], stride)).permute(0, 2, 3, 1)
     (found,) = each.forward(shape, stack, [plain(weight)], [bias], keep=True)
     assert found is not None
     assert error(found, exact) < TOLERANCE
@@ -331,7 +332,7 @@ def test_gradients_agree_with_finite_differences(kernels: Library) -> None:
     with torch.no_grad():
         for sign in (1, -2):
             for p, d in zip(ours.convolutions.parameters(), direction, strict=True):
-                p += sign * step * d
+                p.add_(sign * step * d)
             values.append(float(loss().double()))
     assert (values[0] - values[1]) / (2 * step) == pytest.approx(slope, rel=1e-2)
 
@@ -488,7 +489,7 @@ def test_part_of_the_parameters_may_learn(kernels: Library) -> None:
     ours, theirs = encoders()
     for net in (ours, theirs):
         net.convolutions[0].requires_grad_(False)
-        net.features(stacks(2)).sum().backward()
+        net.features(stacks(2)).sum().backward()  # type: ignore[no-untyped-call]
         assert net.convolutions[0].weight.grad is None
     one, two = (net.convolutions[1].weight.grad for net in (ours, theirs))
     assert distance(one, two) < 1e-3  # type: ignore[arg-type]
@@ -506,7 +507,7 @@ def test_features_changed_in_place_are_noticed(kernels: Library) -> None:
     features = ours.features(stacks(2))
     features.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        features.sum().backward()
+        features.sum().backward()  # type: ignore[no-untyped-call]
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
@@ -517,7 +518,8 @@ def test_other_types_go_through_torch(kernels: Library) -> None:
         assert torch.equal(ours(images), theirs(images))
     assert torch.equal(ours(images.float()), theirs(images.float()))
     # A traced encoder goes to other machines: it must hold PyTorch's own operations.
-    assert torch.equal(torch.jit.trace(ours, images)(images), theirs(images))
+    traced = torch.jit.trace(ours, images)  # type: ignore[no-untyped-call]
+    assert torch.equal(traced(images), theirs(images))
     parameters = list(ours.convolutions.parameters())
     assert native.usable(images, parameters)
     assert not native.usable(images, [*parameters, parameters[0].double()])
@@ -608,7 +610,7 @@ def test_an_observation_made_for_inference_learns_through_torch(kernels: Library
         images = stacks(2)
         assert torch.equal(ours.features(images), native_features(ours, stacks(2)))
     for net in (ours, theirs):
-        net.features(images).sum().backward()
+        net.features(images).sum().backward()  # type: ignore[no-untyped-call]
     for one, two in zip(
         ours.convolutions.parameters(), theirs.convolutions.parameters(), strict=True
     ):
@@ -730,8 +732,8 @@ def test_a_library_of_other_sources_is_refused(
         if file.suffix in (".cpp", ".h"):
             shutil.copy(file, tmp_path)
     Library(where)
-    with (tmp_path / "winograd.h").open("a") as file:
-        file.write("// faster\n")
+    with (tmp_path / "winograd.h").open("a") as header:
+        header.write("// faster\n")
     with pytest.raises(Unavailable, match=r"built from other sources .* `make test`"):
         Library(where)
     monkeypatch.setattr(library, "path", lambda: where)
@@ -816,7 +818,7 @@ def test_learning_steps_agree_with_torch(kernels: Library) -> None:
     spec = spec_for(experiment)
     losses = {}
     for backend in ("torch", "native"):
-        agent = Agent(experiment.method, spec, Streams(3), "cpu", backend)  # type: ignore[arg-type]
+        agent = Agent(experiment.method, spec, Streams(3), "cpu", backend)
         replay = filled_replay(spec, experiment.method.stack)
         losses[backend] = [float(agent.update(replay).metrics["critic/loss"]) for _ in range(4)]
     assert losses["native"] == pytest.approx(losses["torch"], rel=1e-2)

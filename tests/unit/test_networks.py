@@ -7,13 +7,14 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from kstep.nets.encoder import PixelEncoder, PixelEncoderConfig
 from kstep.nets.heads import Actor, SquashedGaussian
 from kstep.nets.init import initialize
 from kstep.types import KstepError
 from tests.authors.seams import Noise
-from tests.make import paper_agent
+from tests.make import expect, paper_agent
 
 
 def encoder(**options: object) -> PixelEncoder:
@@ -48,8 +49,9 @@ def test_features_equal_a_plain_convolution_stack() -> None:
     images = torch.randint(0, 256, (2, 3, 84, 84, 3), dtype=torch.uint8)
     x = images.permute(0, 1, 4, 2, 3).reshape(2, 9, 84, 84).double() / 255
     for layer in net.convolutions:
-        x = torch.relu(torch.nn.functional.conv2d(x, layer.weight, layer.bias, layer.stride))
-    linear = net.head[0]
+        layer = expect(nn.Conv2d, layer)
+        x = torch.relu(nn.functional.conv2d(x, layer.weight, layer.bias, layer.stride))
+    linear = expect(nn.Linear, net.head[0])
     # (H, W, C) is the order of the linear layer's inputs.
     expected = x.permute(0, 2, 3, 1).reshape(2, -1) @ linear.weight.T + linear.bias
     expected = net.head[1](expected)
@@ -83,13 +85,13 @@ def test_latents_are_normalized_at_the_start() -> None:
 
 def test_delta_orthogonal_convolutions() -> None:
     for layer in encoder(init="delta_orthogonal").convolutions:
-        weight = layer.weight.detach().clone()
+        weight = layer.get_parameter("weight").detach().clone()
         centre = weight[:, :, 1, 1].clone()
         weight[:, :, 1, 1] = 0
         assert weight.abs().max() == 0
         gram = centre.T @ centre
         assert torch.allclose(gram, 2 * torch.eye(centre.shape[1]), atol=1e-5)
-        assert layer.bias.abs().max() == 0
+        assert layer.get_parameter("bias").abs().max() == 0
 
 
 def test_orthogonal_convolutions_use_the_flattened_kernel() -> None:
@@ -160,8 +162,8 @@ def test_log_std_stays_within_its_bounds() -> None:
     actor = Actor(4, 2, 8, (-10.0, 2.0))
     with torch.no_grad():
         wide = actor(1e4 * torch.randn(64, 4)).log_std
-        actor.body[-1].weight.zero_()
-        actor.body[-1].bias.zero_()
+        actor.body[-1].get_parameter("weight").zero_()
+        actor.body[-1].get_parameter("bias").zero_()
         still = actor(torch.randn(1, 4)).log_std
     assert wide.min() >= -10
     assert wide.max() <= 2
@@ -183,11 +185,11 @@ def test_networks_have_the_sizes_of_the_released_code(
 ) -> None:
     agent = paper_agent(method, action_dim=6)
     found = {
-        name: module
+        key: parameter.numel()
         for group in agent.optimizers.groups.values()
-        for name, module in group.modules.items()
+        for key, parameter in group.named_parameters()
     }
-    assert sum(p.numel() for p in found[network].parameters()) == parameters  # type: ignore[union-attr]
+    assert sum(size for key, size in found.items() if key.split(".")[0] == network) == parameters
 
 
 def test_the_first_weights_depend_on_the_seed_alone() -> None:

@@ -28,8 +28,15 @@ def as_if_run(table: str, mark: int, methods: dict[str, str] | None = None) -> l
     """Rows of runs whose means, deviations and number are the paper's; `methods`: as which of
     ours."""
     return [
-        {"label": label, "method": label, "task": task, "seed": seed, "exploration": 0}
-        | {"env_steps": mark, "score": score}
+        {
+            "label": label,
+            "method": label,
+            "task": task,
+            "seed": seed,
+            "exploration": 0,
+            "env_steps": mark,
+            "score": score,
+        }
         for task, row in paper.cells(table, mark).items()
         for name, theirs in row.items()
         for label in [(methods or {}).get(name, name)]
@@ -152,8 +159,8 @@ def test_every_variant_stands_beside_the_papers_column(label: str, theirs: str) 
 
 
 def test_proto_rl_stands_beside_the_run_of_its_own_split() -> None:
-    row = {"label": "proto_rl 50k/50k", "task": "walker_walk", "exploration": 50_000}
-    long = {**row, "label": "proto_rl 250k/250k", "exploration": 250_000}
+    row: Row = {"label": "proto_rl 50k/50k", "task": "walker_walk", "exploration": 50_000}
+    long: Row = {**row, "label": "proto_rl 250k/250k", "exploration": 250_000}
     assert paper.beside(row, 100_000, ["tangential"]) == PaperCell(332.0, 141.0, 10)
     assert paper.beside(long, 500_000, ["tangential"]) == PaperCell(755.0, 109.0, 10)
     assert paper.beside(row, 500_000, ["tangential"]) is None

@@ -34,7 +34,7 @@ def planes(stacks: Tensor) -> Tensor:
 def in_its_order(linear: nn.Linear, encoder: Any) -> dict[str, Tensor]:
     """A linear layer on features flattened from (H, W, C), for those from (C, H, W)."""
     channels, height, width = encoder.map
-    weight = linear.weight.detach().unflatten(1, (height, width, channels))
+    weight = linear.weight.detach().unflatten(1, (height, width, channels))  # type: ignore[no-untyped-call]
     return {"weight": weight.permute(0, 3, 1, 2).flatten(1), "bias": linear.bias.detach()}
 
 
@@ -47,11 +47,11 @@ def give(agent: Agent, learner: Any) -> None:
         (agent.encoder, learner.critic.encoder),
         (agent.slow_encoder, learner.critic_target.encoder),
     ):
-        its.convs.load_state_dict(ours.convolutions.state_dict())
-        give_head(ours.head, its)
+        its.convs.load_state_dict(ours.get_submodule("convolutions").state_dict())
+        give_head(ours.get_submodule("head"), its)
     if core.actor.head is not None:
         give_head(core.actor.head, learner.actor.encoder)
-    for ours, its in (
+    for module, its in (
         (core.actor.body, learner.actor.body),
         (core.critic.q1, learner.critic.q1),
         (core.critic.q2, learner.critic.q2),
@@ -62,7 +62,7 @@ def give(agent: Agent, learner: Any) -> None:
         (task.slow_projector, learner.projector_target),
         (task.predictor, learner.predictor),
     ):
-        its.load_state_dict(ours.state_dict())
+        its.load_state_dict(module.state_dict())
 
 
 def give_head(head: Any, encoder: Any) -> None:
@@ -125,8 +125,8 @@ def test_same_losses_and_weights_on_the_same_batches(method: str) -> None:
     for ours_, its in (
         (agent.encoder.stages()["convolutions"], learner.critic.encoder.convs),
         (agent.slow_encoder.stages()["convolutions"], learner.critic_target.encoder.convs),
-        (agent.core.slow_critic.q2, learner.critic_target.q2),
-        (agent.core.actor.body, learner.actor.body),
+        (agent.core.get_submodule("slow_critic.q2"), learner.critic_target.q2),
+        (agent.core.get_submodule("actor.body"), learner.actor.body),
     ):
         for name, weight in ours_.named_parameters():
             close(weight, its.get_parameter(name))

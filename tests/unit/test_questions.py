@@ -16,6 +16,7 @@ from rich.console import Console
 from kstep.agent import Agent
 from kstep.analysis.evaluation_set import EvaluationSet, collect_from
 from kstep.analysis.questions import QUESTIONS, Answer, Subject, analyze, analyze_all, subjects
+from kstep.analysis.tables import Row
 from kstep.cli import main
 from kstep.config import resolve
 from kstep.envs import EnvConfig, make, spec_of
@@ -50,6 +51,13 @@ def on(runs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     options = ["--episodes", "4", "--sizes", "64"]
     main(["evaluation-set", str(runs["ksl"]), "--output", str(folder), *options])
     return folder
+
+
+def legend(answer: Answer) -> list[str]:
+    """What the legend of its first panel names."""
+    found = answer.figure().axes[0].get_legend()
+    assert found is not None
+    return [text.get_text() for text in found.get_texts()]
 
 
 def test_a_set_is_what_the_agent_went_through(runs: dict[str, Path], on: Path) -> None:
@@ -213,7 +221,7 @@ def test_questions_of_latents_share_one_encoding(on: Path, tmp_path: Path) -> No
 
     def encode(stacks: np.ndarray) -> np.ndarray:
         seen.append(len(stacks))
-        return stacks.mean(axis=(2, 3)).reshape(len(stacks), -1)
+        return np.asarray(stacks.mean(axis=(2, 3)).reshape(len(stacks), -1))
 
     answers = analyze_all(["reward-mse", "temporal", "collapse"], [Subject("a", encode)], states)
     assert sum(seen) == len(states)
@@ -226,7 +234,7 @@ def test_only_some_states_are_perturbed_and_the_table_says_how_many(on: Path) ->
 
     def encode(stacks: np.ndarray) -> np.ndarray:
         seen.append(len(stacks))
-        return stacks[:, -1].mean(axis=1).reshape(len(stacks), -1)
+        return np.asarray(stacks[:, -1].mean(axis=1).reshape(len(stacks), -1))
 
     plain = Subject("a", encode)
     some = analyze("perturbation", [plain], states, perturbed=7).rows
@@ -250,8 +258,7 @@ def test_gradients_need_no_states_and_tasks_keep_their_lines(
     train(Run.prepare(other, experiment), Runtime(threads=1, save_encoders_every=60), QUIET)
     answer = analyze("gradients", subjects([runs["ksl"], other]), None)
     assert {row["task"] for row in answer.rows} == {"toy_reach", "toy_glide"}
-    names = [text.get_text() for text in answer.figure().axes[0].get_legend().get_texts()]
-    assert names == ["ksl-debug, toy_reach", "ksl-debug, toy_glide"]
+    assert legend(answer) == ["ksl-debug, toy_reach", "ksl-debug, toy_glide"]
     with pytest.raises(KstepError, match="--on FOLDER"):
         analyze("temporal", subjects([other]), None)
     main(["analyze", "gradients", str(other), "--output", str(tmp_path / "out")])
@@ -282,16 +289,24 @@ def test_a_wrong_encoder_is_refused_with_the_reason(on: Path) -> None:
     with pytest.raises(KstepError, match="unknown question"):
         analyze("why", [plain], states)
     learning = torch.ones(1, requires_grad=True)
+    bad = Subject("bad", lambda x: learning.expand(len(x), 1))  # type: ignore[arg-type,return-value]
     with pytest.raises(KstepError, match="array of numbers"):
-        analyze("temporal", [Subject("bad", lambda x: learning.expand(len(x), 1))], states)
+        analyze("temporal", [bad], states)
     with pytest.raises(KstepError, match="plain with seed 0 at 0 env_steps is named twice"):
         analyze("temporal", [plain, plain], states)
 
 
 def test_the_papers_changes_in_sensitivity_stand_beside_its_own_task_only() -> None:
-    rows = [
-        {"label": "ksl-results-cpu", "task": task, "seed": 1, "env_steps": at, "perturbation": kind}
-        | {"distance": float(at), "normalized": 0.0}
+    rows: list[Row] = [
+        {
+            "label": "ksl-results-cpu",
+            "task": task,
+            "seed": 1,
+            "env_steps": at,
+            "perturbation": kind,
+            "distance": float(at),
+            "normalized": 0.0,
+        }
         for task in ("walker_walk", "cartpole_swingup")
         for kind in ("translation", "noise", "flipping")
         for at in (5, 10)
@@ -348,14 +363,17 @@ def test_figures_keep_tasks_apart(runs: dict[str, Path], on: Path, tmp_path: Pat
     (one,) = subjects([file])
     both = [one, replace(one, task="elsewhere")]
     drawn = analyze("reward-pca", both, states).figure()
-    dots = [len(axes.collections[0].get_offsets()) for axes in drawn.axes if axes.get_title()]
+    dots = [
+        len(np.asarray(axes.collections[0].get_offsets()))
+        for axes in drawn.axes
+        if axes.get_title()
+    ]
     assert dots == [len(states)] * 2
     assert "toy_reach, seed 1" in drawn.axes[0].get_title()
-    names = [
-        text.get_text()
-        for text in analyze("state-probe", both, states).figure().axes[0].get_legend().get_texts()
+    assert legend(analyze("state-probe", both, states)) == [
+        "ksl-debug, toy_reach at 120",
+        "ksl-debug, elsewhere at 120",
     ]
-    assert names == ["ksl-debug, toy_reach at 120", "ksl-debug, elsewhere at 120"]
     assert len(analyze("saliency", both, states.first(1)).videos) == 2
 
 

@@ -86,7 +86,7 @@ def pixels_of(image: Array, color: int) -> int:
 def test_a_frame_is_a_new_array_of_the_asked_size(tracer: RayTracer) -> None:
     simulator = Simulator()
     wide = simulator.drawn(simulator.tracer(height=20, width=30))
-    assert (wide.shape, wide.dtype) == ((20, 30, 3), np.uint8)
+    assert (wide.shape, wide.dtype) == ((20, 30, 3), np.dtype(np.uint8))
     first = simulator.drawn(tracer)
     kept = first.copy()
     simulator.move(0.5)

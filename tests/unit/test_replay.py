@@ -414,7 +414,7 @@ def test_state_round_trip(episodes: int, ending: str, tmp_path: Path) -> None:
         if len(part["t"])
     ]
     for number, part in enumerate(parts):
-        np.savez(tmp_path / f"{number}.npz", **part)
+        np.savez(tmp_path / f"{number}.npz", allow_pickle=False, **part)
     counters = json.loads(json.dumps(recorder.replay.counters()))
 
     restored = Replay(config, spec)

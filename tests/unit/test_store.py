@@ -25,15 +25,21 @@ def pretend(root: Path, method: str, seed: int, evaluations: int = 2, *overrides
         pass
     (run.folder / "system.json").write_text(
         json.dumps(
-            [{"rendering": "painted", "commit": "abc"}, {"rendering": "painted", "commit": "abd"}]
+            [{"rendering": "painted", "commit": "abc"}, {"rendering": "painted", "commit": "abe"}]
         )
     )
     with run.evaluations_file.open("w") as file:
         for index in range(evaluations):
-            row = {"mark": 800 * index, "env_steps": 801 * index, "decisions": 801 * index}
-            row |= {"updates": 10 * index, "episodes": index, "lengths": [5, 5]}
-            returns = [seed + index + 0.5, seed - 0.5 + index]
-            file.write(json.dumps({**row, "returns": returns}) + "\n")
+            row = {
+                "mark": 800 * index,
+                "env_steps": 801 * index,
+                "decisions": 801 * index,
+                "updates": 10 * index,
+                "episodes": index,
+                "lengths": [5, 5],
+                "returns": [seed + index + 0.5, seed - 0.5 + index],
+            }
+            file.write(json.dumps(row) + "\n")
     return run
 
 
@@ -58,7 +64,7 @@ def test_a_row_per_episode_with_every_column(tmp_path: Path) -> None:
         "return": 3.5,
         "setting": frame["setting"][0],
         "digest": run.digest,
-        "commit": "abc then abd",
+        "commit": "abc then abe",
     }
 
 

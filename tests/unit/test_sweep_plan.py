@@ -150,7 +150,7 @@ def test_too_many_seeds_are_refused_without_listing_them(text: str, tmp_path: Pa
 
 def test_mistakes_in_experiments_are_named(tmp_path: Path) -> None:
     with pytest.raises(KstepError, match="Did you mean 'main'"):
-        read("mian")
+        read("mian")  # codespell:ignore mian
     with pytest.raises(KstepError, match="unknown scale"):
         read("main", "huge")
     file = tmp_path / "mine.toml"

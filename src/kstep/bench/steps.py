@@ -78,7 +78,7 @@ def cost_cases(size: Size) -> dict[str, dict[int, Workload]]:
 
 def paper_table() -> dict[str, float]:
     """Return the KSL paper's training times, normalized to SAC from pixels (appendix)."""
-    text = files("kstep").joinpath("data/reference_results.json").read_text()
+    text = files("kstep").joinpath("paper_data/reference_results.json").read_text()
     table: dict[str, float] = json.loads(text)["wall_clock_normalised"]
     return table
 

@@ -112,7 +112,9 @@ class RemoteEnv(ControlEnv):
         self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
         theirs.close()
         self._connection = Connection(mine.detach())
-        self._connection.send((self._config, self._seed))
+        # As in a step: a worker that has died by now is noticed when its answer is read.
+        with contextlib.suppress(WorkerDied):
+            self._send(self._config, self._seed)
 
     def _ask_again(self, *request: Any) -> Any:
         try:

@@ -1,8 +1,8 @@
 """The KSL paper's own numbers under our names, and ours beside them.
 
-In: `data/reference_results.json` (tables) and `data/ksl_paper_curves.csv` (curves), and which cells
-the paper prints bold and with how many stars. Out: its cells, the one that belongs beside one of
-ours, and the place of ours relative to it.
+In: the folder `paper_data` (tables as JSON, curves as CSV), and which cells the paper prints bold
+and with how many stars. Out: its cells, the one that belongs beside one of ours, and the place of
+ours relative to it.
 """
 
 from __future__ import annotations
@@ -175,4 +175,4 @@ def place(ours: Summary, theirs: Summary, level: float = 0.05) -> Place:
 
 
 def _shipped(name: str) -> str:
-    return files("kstep").joinpath("data", name).read_text()
+    return files("kstep").joinpath("paper_data", name).read_text()
