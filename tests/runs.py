@@ -83,7 +83,7 @@ def assert_same(one: Run, two: Run) -> None:
     states = [checkpoint.newest(run)[1] for run in (one, two)]
     for state in states:
         del state["replay"]["segments"]  # cut elsewhere, same frames
-        del state["provenance"]["commit"]  # work on the code may go on beside a long test
+        del state["provenance"]["commit"]  # the code may change beside a long test
     assert states[0] == states[1]
 
 

@@ -371,7 +371,7 @@ def test_the_second_phase_keeps_the_encoder_and_the_actor(method: str) -> None:
         "encoder/head",
         "slow_encoder/head",
     }
-    assert not agent.optimizers.state()  # every moment starts anew
+    assert not agent.optimizers.state()  # every moment starts from scratch
     assert "auxiliary" not in agent.optimizers.groups
     rows = [agent.update(replay).metrics for _ in range(4)]
     assert not any("auxiliary/loss" in row for row in rows)

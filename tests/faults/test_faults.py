@@ -1,4 +1,4 @@
-"""Full disks, missing memory, signals, dying workers and renderers: told, and nothing lost."""
+"""Full disks, missing memory, signals, dying workers and renderers: reported, and nothing lost."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def whole(run: Run) -> bool:
 def test_wherever_writing_fails_the_folder_stays_whole(
     kind: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every flush to disk of a run fails once, each time in a run that then goes on."""
+    """Every flush to disk of a run fails once, each time in a run that is then resumed."""
     small: dict[str, Any] = {"checkpoint_minutes": ALWAYS}
     reference = go(tmp_path / "reference", experiment(env_steps=34), **small)
     folder, real = tmp_path / "run", os.fsync

@@ -46,7 +46,7 @@ def test_one_pass_decides_for_all() -> None:
         agent.act = lambda o, explore: sizes.append(len(o)) or act(o, explore=explore)  # type: ignore[method-assign,func-returns-value,misc]
         result = evaluate(agent, several, [1, 2, 3, 4, 5])
     together = result.lengths[:4]
-    assert len(set(together)) > 1  # some end early, and the others go on without them
+    assert len(set(together)) > 1  # some end early, and the others continue without them
     expected = [sum(length > t for length in together) for t in range(max(together))]
     assert sizes == expected + [1] * result.lengths[4]
 

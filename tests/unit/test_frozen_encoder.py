@@ -37,7 +37,7 @@ def carry(source: Path, folder: Path, *options: str, method: str = "sac_pixel") 
 def test_a_frozen_encoder_stays_as_it_was_and_the_rest_learns(source: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     carry(source, folder)
-    carry(source, folder, "--env-steps", "70")  # goes on
+    carry(source, folder, "--env-steps", "70")  # resumes
     wanted = encoders.load(source).encoder.state_dict()
     with opened(folder) as (agent, _, counts):
         assert counts.updates > 0

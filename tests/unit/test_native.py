@@ -417,7 +417,7 @@ def test_two_copies_in_one_process_share_nothing(
         copy = Library(Path(shutil.copy(library.path(), tmp_path / name)))
         before = process.num_threads()
         found = copy.forward(SMALL, trial.observation, weights, biases, keep=False)[-1]
-        assert torch.equal(found, expected)  # type: ignore[arg-type]
+        assert torch.equal(found, expected)
         assert process.num_threads() == before + 2  # helpers of its own
 
 
@@ -842,7 +842,7 @@ def test_a_run_keeps_what_it_began_with(
     longer = pixels(env_steps=60)
     with pytest.raises(KstepError, match="was begun with encoder_backend=native, not torch"):
         go(folder, longer, "torch")
-    # Slower than PyTorch or not: it goes on as it began.
+    # Slower than PyTorch or not: it continues as it began.
     monkeypatch.setattr(Trial, "milliseconds", lambda _: (1.0, 2.0))
     go(folder, longer)
     whole, _ = go(tmp_path / "whole", longer, "native")

@@ -426,7 +426,7 @@ def test_state_round_trip(episodes: int, ending: str, tmp_path: Path) -> None:
         assert_same_samples(recorder.replay, restored)
         for each in (recorder, twin):
             if step % 4 == 0 and not (ending == "none" and step == 0 and episodes):
-                each.begin()  # otherwise the episode that was running goes on
+                each.begin()  # otherwise the episode that was running continues
             each.add(truncated=step % 4 == 3)
     check_against_model(twin, 2, np.random.default_rng(0))
 

@@ -40,7 +40,7 @@ def test_a_policy_that_sees_only_pixels_solves_it_and_a_random_one_does_not() ->
     rng = np.random.default_rng(0)
 
     def steer(frame: Array) -> Array:
-        # The dot is painted over the target, so what remains of it is pulled aside: aim anew.
+        # The dot is painted over the target, so what remains of it is pulled aside: aim again.
         return np.clip((centre(frame, toy.TARGET) - centre(frame, toy.DOT)) / toy.SPEED, -1, 1)
 
     good = [episode(env, seed, steer) for seed in range(40)]

@@ -99,7 +99,7 @@ class Proto(AuxiliaryTask, RewardSource):
         self.constrain()
         self.slow_projector = slow_copy(self.projector)
         self.register_buffer("queue", torch.zeros(config.queue, width))
-        # Vectors ever enqueued: tells where the ring goes on and how much of it is filled.
+        # Vectors ever enqueued: says where the ring continues and how much of it is filled.
         self.register_buffer("enqueued", torch.zeros((), dtype=torch.int64))
         self.draws = Draws()
 
