@@ -71,7 +71,7 @@ def kill_again_and_again(method: str, tmp_path: Path, kills: int, longest: float
         arguments = command(method, folder, *options)
         if killed(arguments, folder / "lock", rng.uniform(0.0, longest)):
             count += 1
-        else:  # done before it could be killed: it must be right, and the next one starts from scratch
+        else:  # done before it could be killed: it must be right, and the next one starts over
             assert_same(whole, Run.open(folder))
             run += 1
     assert_same(whole, finish(arguments, folder))
