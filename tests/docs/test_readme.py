@@ -22,7 +22,7 @@ PAGES = {
     name: (ROOT / name).read_text()
     for name in ("README.md", "docs/analysis.md", "docs/scale.md", "docs/speed.md")
 }
-VERBS = [typing.get_args(verb)[0] for verb in typing.get_args(cli.Verb)]
+VERBS = typing.get_args(cli.Verb)
 
 
 @dataclass(frozen=True)

@@ -212,7 +212,11 @@ def test_wrong_names_get_the_nearest_right_one(names: tuple[str, str], message: 
         ("ksl", ["method.learning.learning_rate=-1"], "must be at least 0.0, not -1"),
         ("ksl", ["method.learning.burst=-1"], "must be at least 0, not -1"),
         ("sac_state", ["method.augment.kind=crop"], "cannot be augmented"),
-        ("sac_state", ["method.core.actor_encoder=share_convolutions"], "no convolutions to share"),
+        (
+            "sac_state",
+            ["method.core.actor_encoder=share_convolutions"],
+            "without convolutions to share",
+        ),
         ("sac_pixel", ["method.learning.critic_trains=head"], "leaves the encoder untrained"),
         ("ksl-one-optimizer", ["method.auxiliary.double_step=true"], "one learning rate"),
         ("ksl", ["method.augment.kind=crop"], "needs frames of 100 pixels.*of 84: set both"),
