@@ -1,13 +1,17 @@
 # Every target prepares what it needs: a virtual environment with exactly the versions of the lock
 # file and this package in it. The second time that takes no time.
 
-PYTHON ?= python3.11
-TORCH := torch==2.13.0
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 VENV := .venv
 BIN := $(VENV)/bin
-READY := $(VENV)/.ready
+READY := $(VENV)/.ready-$(VERSION)
+# These versions stand in pyproject.toml alone.
+TORCH := $(shell sed -nE 's/.*"(torch==[^"]+)".*/\1/p' pyproject.toml)
+OSMESA := $(shell sed -nE 's/.*"(lavavu-osmesa==[^"]+)".*/\1/p' pyproject.toml)
 
-.PHONY: help train test test-instruction-sets test-slow bench check lint types format lock clean
+.PHONY: help train test test-instruction-sets test-slow coverage bench check lint types \
+	format hooks lock clean
 
 help: ## show the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 24
@@ -24,42 +28,52 @@ test-instruction-sets: $(READY) ## run what depends on rounding as on older proc
 test-slow: $(READY) ## run the long tests as well: learning, many seeds
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
+coverage: $(READY) ## run the tests and print the modules that they cover least, and the total
+	$(BIN)/python -m pytest -n auto --cov --cov-report= $(ARGS)
+	@$(BIN)/coverage report --sort=cover | sed -n '1,27p; $$p'
+
 bench: $(READY) ## measure speed and memory, about ten minutes (leave the machine alone meanwhile)
 	$(BIN)/kstep bench $(ARGS)
 
 check: lint types test ## everything a change must pass
 
-lint: $(READY)
+lint: $(READY) ## ruff (rules and format) and codespell
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell
 
-types: $(READY)
+types: $(READY) ## mypy, strict, over the package and its tests
 	$(BIN)/mypy
 
 format: $(READY) ## let ruff put the code in form
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# Torch goes first and alone, so that nothing else can bring another build of it; the rest is
-# installed without dependency resolution, so that only what the lock file names is installed.
+hooks: $(READY) ## let git run lint and types before each commit
+	$(BIN)/pre-commit install
+
+# The lock goes first, with hashes and without dependency resolution: what it names and nothing else.
+# Then torch, alone and without a hash, because its build differs between machines. What torch needs is
+# there by then, from the lock; only a build for CUDA brings further packages.
 $(READY): requirements.lock pyproject.toml setup.py src/kstep/native/sources.py \
 		$(wildcard src/kstep/native/*.cpp src/kstep/native/*.h)
-	@command -v $(PYTHON) >/dev/null || { echo "kstep needs Python 3.11: set PYTHON=/path/to/python3.11"; exit 1; }
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint requirements.lock $(TORCH)
-	$(BIN)/python -m pip install --quiet --no-deps --requirement requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+		echo "kstep needs Python 3.11 or later: set PYTHON=/path/to/python"; exit 1; }
+	$(PYTHON) -m venv $$(test -x $(BIN)/python$(VERSION) || echo --clear) $(VENV)
+	$(BIN)/python -m pip install --quiet --no-deps --require-hashes --requirement requirements.lock
+	$(BIN)/python -m pip install --quiet $(TORCH)
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@$(BIN)/python -c "import kstep.native; kstep.native.load()" 2>/dev/null \
 		&& echo "native encoder: built" \
 		|| echo "native encoder: not built (it needs GCC); everything runs through PyTorch"
 	@$(BIN)/python -m kstep.envs.gl --check || { \
 		echo "no system library can draw without a screen: adding the OSMesa that a wheel ships"; \
-		$(BIN)/python -m pip install --quiet --no-deps lavavu-osmesa==1.9.10 \
+		$(BIN)/python -m pip install --quiet --no-deps $(OSMESA) \
 		&& $(BIN)/python -m kstep.envs.gl --check; }
 	@touch $(READY)
 
-lock: ## resolve the newest versions that fit pyproject.toml and write them to requirements.lock
-	./scripts/lock.sh
+lock: ## write requirements.lock from pyproject.toml (ARGS=--upgrade: with the newest versions)
+	PYTHON=$(PYTHON) ./scripts/lock.sh $(ARGS)
 
 clean: ## remove the virtual environment and caches (never runs/)
-	rm -rf $(VENV) build src/kstep/native/*.so .mypy_cache .pytest_cache .ruff_cache src/*.egg-info
+	rm -rf $(VENV) build src/kstep/native/*.so .mypy_cache .pytest_cache .ruff_cache .coverage* src/*.egg-info

@@ -20,18 +20,19 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from kstep import checkpoint, system
 from kstep.agent import Agent
-from kstep.checkpoint import Positions, Session
 from kstep.config import resolve
+from kstep.data.replay import Replay
+from kstep.data.ring import ReplayConfig
 from kstep.envs import EnvConfig, make, spec_of
-from kstep.episode import Episode
-from kstep.health import Health
-from kstep.origin import Allowed, Origin
-from kstep.replay import Replay, ReplayConfig
 from kstep.rng import Streams
-from kstep.run import Run
-from kstep.train import Runtime
+from kstep.run import checkpoint, system
+from kstep.run.checkpoint import Session
+from kstep.run.episode import Episode
+from kstep.run.folder import Run
+from kstep.run.health import Health
+from kstep.run.provenance import Allowed, Provenance
+from kstep.run.runtime import Runtime
 from kstep.types import Counts
 
 DECISIONS = 100_000
@@ -43,7 +44,7 @@ def session_of(run: Run, capacity: int = DECISIONS) -> Session:
     spec = spec_of(env)
     agent = Agent(experiment.method, spec, Streams(1))
     replay = Replay(ReplayConfig(capacity), spec, 3, run.replay)
-    return Session(agent, replay, Episode(env, 3), Counts(), Origin())
+    return Session(agent, replay, Episode(env, 3), Counts(), Provenance())
 
 
 def play(session: Session, decisions: int) -> None:
@@ -113,15 +114,16 @@ def save_after(run: Run, session: Session, decisions: int) -> float:
 
 def save(run: Run, session: Session) -> float:
     started = time.perf_counter()
-    checkpoint.save(run, session, Positions())
+    checkpoint.save(run, session, {})
     return time.perf_counter() - started
 
 
 def watch(session: Session) -> float:
     health = Health(session.agent, session.replay, print)
+    latent = session.agent.update(session.replay).latent
     started = time.perf_counter()
     for _ in range(100):
-        health.look({"critic/q": 1.0, "actor/entropy": 0.0})
+        health.look({"critic/q": 1.0, "actor/entropy": 0.0}, latent)
     return (time.perf_counter() - started) * 10
 
 

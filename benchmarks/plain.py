@@ -29,8 +29,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kstep.auxiliary.ksl import KSLConfig
+from kstep.auxiliary.ksl import DenseTransitionConfig, KSLConfig
+from kstep.data.augment import Shift
 from kstep.methods import Method
+from kstep.nets.encoder import PixelEncoderConfig
+from kstep.rl.sac import SACConfig
 from kstep.types import EnvSpec
 
 Array = npt.NDArray[Any]
@@ -42,6 +45,7 @@ class Encoder(nn.Module):
     def __init__(self, channels: int, size: int, method: Method) -> None:
         super().__init__()
         config = method.encoder
+        assert isinstance(config, PixelEncoderConfig)
         self.convs = nn.ModuleList()
         for stride in config.strides:
             self.convs.append(nn.Conv2d(channels, config.channels, 3, stride=stride))
@@ -120,11 +124,13 @@ class Transition(nn.Module):
 
     def __init__(self, latent_dim: int, action_dim: int, config: KSLConfig) -> None:
         super().__init__()
-        first, second = config.transition_hidden
+        dense = config.transition
+        assert isinstance(dense, DenseTransitionConfig)
+        first, second = dense.hidden
         self.inputs = nn.ModuleList(
-            nn.Linear(latent_dim + action_dim, first) for _ in range(config.transition_inputs)
+            nn.Linear(latent_dim + action_dim, first) for _ in range(dense.inputs)
         )
-        self.relu = config.transition_relu
+        self.relu = dense.relu
         self.body = nn.Sequential(
             nn.Linear(first, second), nn.LayerNorm(second), nn.ReLU(), nn.Linear(second, latent_dim)
         )
@@ -219,9 +225,12 @@ class Learner:
 
     def __init__(self, method: Method, spec: EnvSpec, seed: int = 0) -> None:
         assert isinstance(method.auxiliary, KSLConfig)
-        sac, learning, config = method.sac, method.learning, method.auxiliary
+        assert isinstance(method.core, SACConfig)
+        assert isinstance(method.encoder, PixelEncoderConfig)
+        sac, learning, config = method.core, method.learning, method.auxiliary
         assert sac.log_std_bounds is not None
-        self.method, self.spec, self.ksl = method, spec, config
+        assert config.projection_hidden is not None
+        self.method, self.spec, self.ksl, self.sac = method, spec, config, sac
         self.rng = np.random.default_rng(seed)
         self.generator = torch.Generator().manual_seed(seed)
         self.updates = 0
@@ -247,7 +256,7 @@ class Learner:
         self.predictor = nn.Linear(latent_dim, latent_dim, bias=False)
 
         rate = learning.learning_rate
-        ksl_rate = learning.auxiliary_learning_rate or rate
+        ksl_rate = config.learning_rate or rate
         heads = nn.ModuleList([self.transition, self.projector, self.predictor])
         actor = list(self.actor.body.parameters())
         if not share_all:
@@ -256,7 +265,7 @@ class Learner:
         self.actor_optimizer = adam(actor, rate)
         self.alpha_optimizer = adam([self.log_alpha], rate)
         self.ksl_optimizers = [adam([*encoder.parameters(), *heads.parameters()], ksl_rate)]
-        if learning.encoder_double_step:
+        if config.double_step:
             self.ksl_optimizers.append(adam([*encoder.parameters()], rate))
 
     def fill(self, decisions: int) -> None:
@@ -286,18 +295,18 @@ class Learner:
         method, rng = self.method, self.rng
         n = method.learning.batch_size
         obs, action, reward, next_obs, not_done = self.replay.sample(n, rng)
+        assert isinstance(method.augment, Shift)
         pad, mode = method.augment.pad, method.augment.padding
-        assert pad is not None
         views = [
             (
                 torch.as_tensor(random_shift(obs, pad, mode, rng)),
                 torch.as_tensor(random_shift(next_obs, pad, mode, rng)),
             )
-            for _ in range(method.sac.critic_views)
+            for _ in range(method.core.critic_views)
         ]
         stacks, actions = self.replay.sample_trajectories(n, self.ksl.k, rng)
-        pad, mode = method.sequence_augment.pad, method.sequence_augment.padding
-        assert pad is not None
+        assert isinstance(self.ksl.augment, Shift)
+        pad, mode = self.ksl.augment.pad, self.ksl.augment.padding
         return Batch(
             views,
             torch.as_tensor(action),
@@ -309,20 +318,19 @@ class Learner:
 
     def learn(self, batch: Batch) -> dict[str, float]:
         """One learning step; returns the losses."""
-        learning, losses = self.method.learning, {}
-        for part in learning.order:
-            if part == "critic":
-                losses["critic/loss"] = self.update_critic(batch)
-            elif part == "auxiliary":
-                losses["auxiliary/loss"] = self.update_ksl(batch)
-            elif part == "actor" and self.updates % learning.actor_every == 0:
-                losses["actor/loss"], losses["temperature/loss"] = self.update_actor(batch)
-            elif part == "slow" and self.updates % learning.ema_every == 0:
-                encoder, target = self.critic.encoder, self.critic_target.encoder
-                soft_update(self.critic.q1, self.critic_target.q1, learning.critic_ema_rate)
-                soft_update(self.critic.q2, self.critic_target.q2, learning.critic_ema_rate)
-                soft_update(encoder, target, learning.encoder_ema_rate)
-                soft_update(self.projector, self.projector_target, learning.encoder_ema_rate)
+        core, rate, losses = self.method.core, self.method.encoder.ema_rate, {}
+        if self.ksl.turn == "first":
+            losses["auxiliary/loss"] = self.update_ksl(batch)
+        losses["critic/loss"] = self.update_critic(batch)
+        if self.ksl.turn == "after critic":
+            losses["auxiliary/loss"] = self.update_ksl(batch)
+        if self.updates % core.actor_every == 0:
+            losses["actor/loss"], losses["temperature/loss"] = self.update_actor(batch)
+        if self.updates % self.method.learning.ema_every == 0:
+            soft_update(self.critic.q1, self.critic_target.q1, core.ema_rate)
+            soft_update(self.critic.q2, self.critic_target.q2, core.ema_rate)
+            soft_update(self.critic.encoder, self.critic_target.encoder, rate)
+            soft_update(self.projector, self.projector_target, rate)
         self.updates += 1
         return losses
 
@@ -333,7 +341,7 @@ class Learner:
                 next_action, log_prob = self.actor(next_obs, self.generator)
                 q1, q2 = self.critic_target(next_obs, next_action)
                 value = torch.min(q1, q2) - self.log_alpha.exp() * log_prob
-                discount = self.method.sac.discount
+                discount = self.sac.discount
                 targets.append(batch.reward + batch.not_done * discount * value)
             target = sum(targets) / len(targets)
         loss = torch.zeros(())

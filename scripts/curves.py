@@ -19,7 +19,7 @@ import numpy as np
 from scipy.stats import ttest_1samp
 
 from kstep.report import paper
-from kstep.run import Run
+from kstep.run.folder import Run
 
 COLOURS = {"ksl": "#c0392b", "ksl-results": "#8e44ad", "sac_pixel": "#2c6fbb"}
 SEEDS = ["#c0392b", "#2c6fbb", "#27864b", "#b7791f", "#8e44ad", "#16877f"]

@@ -1,18 +1,41 @@
 #!/usr/bin/env bash
-# Resolve pyproject.toml in an empty environment and write the exact versions to requirements.lock.
+# Write requirements.lock: exact versions, with the hashes of their files, of everything that
+# pyproject.toml asks for, the extra tb and the tools for development included. Versions that are
+# locked already stay; arguments go to pip-compile: --upgrade, --upgrade-package rich.
+#
+# Torch takes part in the resolution, but is not in the lock: its build, and what that depends on,
+# differ between machines (CPU, CUDA).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 "${PYTHON:-python3.11}" -m venv "$folder/venv"
-pip="$folder/venv/bin/python -m pip"
-echo "torch==2.13.0" > "$folder/constraints"
-$pip install --quiet torch==2.13.0
-$pip install --quiet --constraint "$folder/constraints" setuptools wheel .[tb] \
-    ruff mypy pytest pytest-xdist pytest-timeout hypothesis
-$pip check
+"$folder/venv/bin/python" -m pip install --quiet pip-tools
+"$folder/venv/bin/python" - > "$folder/pyproject.in" <<'PYTHON'
+import tomllib
+
+with open("pyproject.toml", "rb") as file:
+    asked = tomllib.load(file)
+project = asked["project"]
+print(
+    *asked["build-system"]["requires"],
+    *project["dependencies"],
+    *project["optional-dependencies"]["tb"],
+    *asked["dependency-groups"]["dev"],
+    sep="\n",
+)
+PYTHON
+cp requirements.lock "$folder/requirements.lock"
+# Where packages are fetched from is the machine's affair (pip's own configuration), so no address is
+# written. "Unsafe" is pip-tools' word for what it leaves out.
+(
+    cd "$folder"
+    venv/bin/pip-compile --quiet --generate-hashes --strip-extras --unsafe-package torch \
+        --no-emit-options --no-header "$@" --output-file requirements.lock pyproject.in
+)
+# labmaze has no wheel for Python 3.13. dm_control asks for it, but the suite does not import it.
 {
-    echo "# Exact versions, written by scripts/lock.sh. Install torch first, then this with --no-deps."
-    # A local build tag such as +cpu belongs to the machine, not to the lock.
-    $pip freeze --exclude kstep --exclude pip --all | sed -E 's/^(torch==[0-9.]+)\+.*/\1/; s/ @ .*//'
+    echo "# Exact versions and hashes of everything but torch, written by scripts/lock.sh."
+    sed -E -e '/^$/,$d' -e 's/-r pyproject\.in/pyproject.toml/' \
+        -e 's/^labmaze==[^ ]+/& ; python_version < "3.13"/' "$folder/requirements.lock"
 } > requirements.lock

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -11,17 +11,26 @@ from torch import Tensor
 
 from kstep.agent import Agent
 from kstep.config import Experiment, resolve
+from kstep.data.replay import Replay
+from kstep.data.ring import ReplayConfig
 from kstep.methods import METHODS
 from kstep.native import Backend
-from kstep.replay import Replay, ReplayConfig
 from kstep.rng import Streams
 from kstep.types import EnvSpec
 
 ACTIONS = 2
 
+Kind = TypeVar("Kind")
+
 HANGING = 1500.0
 """Seconds after which something that a test waits for is taken to hang; far beyond what it takes on
 a machine whose cores are all busy."""
+
+
+def expect(kind: type[Kind], thing: object) -> Kind:
+    """The thing itself, if it is of that kind: PyTorch's containers do not say what they hold."""
+    assert isinstance(thing, kind), f"{type(thing).__name__} is no {kind.__name__}"
+    return thing
 
 
 def tiny(method: str, *overrides: str) -> Experiment:
@@ -70,12 +79,6 @@ def paper_agent(method: str, action_dim: int = 6) -> Agent:
     shape = (84, 84, 3) if declared.observation == "pixels" else (17,)
     spec = EnvSpec(declared.observation, shape, action_dim, 4, 250)
     return Agent(declared, spec, Streams(0))
-
-
-def with_learning(experiment: Experiment, **changes: object) -> Experiment:
-    method = experiment.method
-    learning = replace(method.learning, **changes)  # type: ignore[arg-type]
-    return replace(experiment, method=replace(method, learning=learning))
 
 
 def snapshot(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

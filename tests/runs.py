@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Callable
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import pytest
 import safetensors.torch
 import torch
 from rich.console import Console
 
-from kstep import checkpoint, train
+from kstep.auxiliary.base import OwnSequences
 from kstep.config import EvaluationConfig, Experiment
-from kstep.run import Run
-from kstep.train import Runtime
+from kstep.methods import METHODS
+from kstep.run import checkpoint, train
+from kstep.run.folder import Run
+from kstep.run.health import Health
+from kstep.run.runtime import Runtime
+from kstep.types import Array
 from tests.make import tiny
+
+ALWAYS = 1e-9
+"""Minutes between checkpoints so short that one follows every decision."""
 
 
 def experiment(method: str = "ksl", env_steps: int = 90, **changes: Any) -> Experiment:
-    small = tiny(
-        method,
-        "method.learning.initial_steps=30",
-        "method.learning.batch_size=4",
-        "method.sequence_rule=any",
-    )
+    overrides = ["method.learning.initial_decisions=30", "method.learning.batch_size=4"]
+    if isinstance(METHODS[method].auxiliary, OwnSequences):
+        overrides.append("method.auxiliary.sampling=any")
+    small = tiny(method, *overrides)
     evaluation = EvaluationConfig(every=50, episodes=2)
     return replace(small, env_steps=env_steps, evaluation=evaluation, **changes)
 
@@ -35,6 +44,28 @@ def go(folder: Path, what: Experiment, said: StringIO | None = None, **runtime: 
     console = Console(file=said or StringIO(), soft_wrap=True)
     train.train(run, Runtime(threads=1, log_every=5, **runtime), console)
     return run
+
+
+def at_decision(
+    monkeypatch: pytest.MonkeyPatch, number: int, happens: Callable[[], object]
+) -> None:
+    """Let something happen inside one decision of a run, counted from 0 over the whole run: when
+    its action is chosen, before anything is learned or stepped."""
+    original = Health.watch_action
+
+    def watch_action(health: Health, action: Array) -> None:
+        if len(health.replay) == number:
+            happens()
+        original(health, action)
+
+    monkeypatch.setattr(Health, "watch_action", watch_action)
+
+
+def stop_after(
+    monkeypatch: pytest.MonkeyPatch, decisions: int, number: int = signal.SIGINT
+) -> None:
+    """Send a signal that ends the run once that many decisions are taken."""
+    at_decision(monkeypatch, decisions - 1, lambda: os.kill(os.getpid(), number))
 
 
 def weights(run: Run) -> dict[str, torch.Tensor]:
@@ -52,7 +83,7 @@ def assert_same(one: Run, two: Run) -> None:
     states = [checkpoint.newest(run)[1] for run in (one, two)]
     for state in states:
         del state["replay"]["segments"]  # cut elsewhere, same frames
-        del state["origin"]["commit"]  # work on the code may go on beside a long test
+        del state["provenance"]["commit"]  # the code may change beside a long test
     assert states[0] == states[1]
 
 

@@ -1,26 +1,27 @@
-"""Who steps which parameters: one small table.
+"""What moves parameters: optimizers, by a table of who steps what, and slow copies.
 
-The KSL paper's point is that the same encoder is stepped by two optimizers with separate moments.
-That makes ownership worth stating and checking: a parameter under two names is refused unless the
-method declares it shared, and `minimize` computes gradients for the group's own parameters only,
-so no loss can leak into what it does not own.
+`minimize` computes gradients for the group's own parameters only, so that no loss can leak into
+what it does not own; ownership.py says what each group owns.
 """
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from kstep.types import KstepError
+from kstep.errors import KstepError
+
+M = TypeVar("M", bound=nn.Module)
 
 
-class NotFinite(KstepError):
-    """A loss is no number. Nothing was stepped with it, so what is wrong has not spread."""
+class NonFinite(KstepError):
+    """Non-finite loss; no optimizer step was taken."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,8 @@ class Group:
 class Optimizers:
     """Named Adam optimizers over declared parameters."""
 
-    def __init__(self, groups: Mapping[str, Group], shared: frozenset[str] = frozenset()) -> None:
-        """`shared` names the modules that may appear in several groups."""
+    def __init__(self, groups: Mapping[str, Group]) -> None:
         self.groups = dict(groups)
-        self._refuse_undeclared_sharing(shared)
         self.parameters = {
             name: [parameter for _, parameter in group.named_parameters()]
             for name, group in self.groups.items()
@@ -64,42 +63,20 @@ class Optimizers:
         """Take one step of the optimizer `name` on `loss`; nothing else moves.
 
         Raises if the loss does not depend on a parameter the group claims to own, unless the group
-        serves several losses and this is one of them (`partly`). A loss that is no number is
-        refused, on processors; elsewhere looking at it would stall the device.
+        serves several losses and this is one of them (`partly`). A non-finite loss is rejected on
+        a CPU; elsewhere reading it would stall the device.
         """
-        _refuse_no_number(name, loss)
-        gradients = torch.autograd.grad(loss, self.parameters[name], allow_unused=partly)
-        self._step(name, gradients)
-
-    def minimize_jointly(self, losses: Mapping[str, Tensor]) -> None:
-        """Take one step of each optimizer on its own loss, all gradients at the same parameters.
-
-        For losses whose graphs share a part, such as one encoding of the same observations.
-        """
-        for name, loss in losses.items():
-            _refuse_no_number(name, loss)
-        gradients = {
-            name: torch.autograd.grad(loss, self.parameters[name], retain_graph=True)
-            for name, loss in losses.items()
-        }
-        for name, own in gradients.items():
-            self._step(name, own)
-
-    def _step(self, name: str, gradients: Sequence[Tensor | None]) -> None:
+        if loss.device.type == "cpu" and not math.isfinite(value := loss.item()):
+            raise NonFinite(f"the loss of '{name}' is {value}")
         parameters = self.parameters[name]
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=partly)
         for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = None if gradient is None else _laid_out_like(parameter, gradient)
+            if gradient is not None and gradient.stride() != parameter.stride():
+                gradient = laid_out_like(parameter, gradient)
+            parameter.grad = gradient
         self._adams[name].step()
         for parameter in parameters:
             parameter.grad = None
-
-    def owners(self) -> dict[str, list[str]]:
-        """Module name -> the optimizers that step it."""
-        owners: dict[str, list[str]] = {}
-        for name, group in self.groups.items():
-            for module in group.modules:
-                owners.setdefault(module, []).append(name)
-        return owners
 
     def state(self) -> dict[str, Tensor]:
         """Return every moment and step count by `optimizer/parameter/quantity`."""
@@ -115,38 +92,50 @@ class Optimizers:
         for name, group in self.groups.items():
             state: Any = self._adams[name].state
             for key, parameter in group.named_parameters():
-                prefix = f"{name}/{key}/"
-                state[parameter] = {
-                    path.removeprefix(prefix): _laid_out_like(parameter, value.clone())
-                    for path, value in tensors.items()
-                    if path.startswith(prefix)
-                }
-
-    def _refuse_undeclared_sharing(self, shared: frozenset[str]) -> None:
-        seen: dict[int, str] = {}
-        for name, group in self.groups.items():
-            for key, parameter in group.named_parameters():
-                place = f"{name}: {key}"
-                if id(parameter) in seen and key.split(".")[0] not in shared:
-                    raise ValueError(
-                        f"{place} is also stepped as {seen[id(parameter)]}; declare it shared"
-                    )
-                seen[id(parameter)] = place
+                saved = below(tensors, f"{name}/{key}").items()
+                state[parameter] = {k: laid_out_like(parameter, v.clone()) for k, v in saved}
 
 
-def _refuse_no_number(name: str, loss: Tensor) -> None:
-    if loss.device.type == "cpu" and not math.isfinite(value := loss.item()):
-        raise NotFinite(f"the loss of '{name}' is {value}")
+def below(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+    """Return what is saved under `name/`, without that part of the path."""
+    start = f"{name}/"
+    return {k.removeprefix(start): value for k, value in tensors.items() if k.startswith(start)}
 
 
-def _laid_out_like(parameter: Tensor, tensor: Tensor) -> Tensor:
+def slow_copy(online: M) -> M:
+    """Return a copy that starts equal and never receives a gradient."""
+    return copy.deepcopy(online).requires_grad_(False)
+
+
+@dataclass(frozen=True)
+class Ema:
+    """One slow copy, what it follows and how fast: slow <- (1 - rate) * slow + rate * online.
+
+    The paper prints the two factors the other way round, which its own rates (0.01, 0.05)
+    contradict (D09).
+    """
+
+    name: str
+    slow: nn.Module
+    online: nn.Module
+    rate: float
+
+    @torch.no_grad()
+    def step(self) -> None:
+        slow: list[Tensor] = list(self.slow.parameters())
+        online: list[Tensor] = list(self.online.parameters())
+        if slow:
+            torch._foreach_lerp_(slow, online, self.rate)
+
+
+def laid_out_like(parameter: Tensor, tensor: Tensor) -> Tensor:
     """Return a gradient or a moment in the parameter's memory layout.
 
     Fused Adam walks through memory side by side: what is stored in another order than a
     channels-last weight would silently belong to other entries.
     """
-    if tensor.shape != parameter.shape or tensor.stride() == parameter.stride():
-        return tensor  # of another shape: the count of steps
+    if tensor.shape != parameter.shape:
+        return tensor  # the count of steps
     return torch.empty_like(parameter, requires_grad=False).copy_(tensor)
 
 

@@ -22,7 +22,7 @@ def derive(seed: int, name: str, index: int = 0) -> int:
 def episode_seed(seed: int, name: str, index: int) -> int:
     """Return the seed that starts an episode; 31 bits, because simulators take no more.
 
-    A function of its arguments alone: an episode can be enacted again without its predecessors.
+    A function of its arguments alone: an episode can be replayed without its predecessors.
     """
     return derive(seed, name, index) & 0x7FFF_FFFF
 

@@ -9,24 +9,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from kstep.errors import KstepError as KstepError
 
+if TYPE_CHECKING:  # the command line lists names and refuses wrong ones without PyTorch
+    from torch import Tensor
+
 Array: TypeAlias = npt.NDArray[Any]
-Metrics: TypeAlias = dict[str, Tensor]
+Metrics: TypeAlias = "dict[str, Tensor]"
 """Detached scalars by path, such as ``critic/loss``; the logger decides when to read them."""
 
-Encode: TypeAlias = Callable[[Tensor], Tensor]
+Encode: TypeAlias = "Callable[[Tensor], Tensor]"
 """Observations (B, S, ...) to latents (B, D)."""
 
 ObservationKind: TypeAlias = Literal["pixels", "state"]
 Renderer: TypeAlias = Literal["exact", "quick", "raytraced"]
+Backend: TypeAlias = Literal["torch", "native", "compiled"]
+"""What computes the encoder's convolutions."""
+BackendRequest: TypeAlias = Literal["auto", "torch", "native", "compiled"]
 
 
 @dataclass(frozen=True)
@@ -47,102 +51,32 @@ class EnvSpec:
 
 
 @dataclass(frozen=True)
-class Stacks:
-    """Observations not put together yet: a ring of frames, and which of them each one stacks.
-
-    Whoever makes a view of them, shifted or cut, can do so in one pass over the frames.
-    """
-
-    ring: Array
-    """(slots, *frame_shape), borrowed: later frames may overwrite it"""
-    slots: Array
-    """(..., S) integers"""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of the observations, (..., S, *frame_shape)."""
-        return (*self.slots.shape, *self.ring.shape[1:])
-
-    def together(self) -> Array:
-        """Return the observations as one new array."""
-        stacks: Array = self.ring.take(self.slots, axis=0)
-        return stacks
-
-
-Seen = TypeVar("Seen", Array, Stacks)
-
-
-def together(observation: Array | Stacks) -> Array:
-    """Return observations as an array, whichever they are."""
-    return observation.together() if isinstance(observation, Stacks) else observation
-
-
-@dataclass(frozen=True)
-class Transitions(Generic[Seen]):
-    """B independent steps, as the replay stores them (not augmented, not scaled)."""
-
-    observation: Seen
-    """(B, S, ...)"""
-    action: Array
-    """(B, A) in [-1, 1]"""
-    reward: Array
-    """(B,) summed over action repeats"""
-    next_observation: Seen
-    """(B, S, ...)"""
-    bootstrap: Array
-    """(B,) 1.0 unless the next state is terminal; a time limit is not terminal"""
-
-    def together(self) -> Transitions[Array]:
-        """Return the same with observations as arrays."""
-        first, second = together(self.observation), together(self.next_observation)
-        return Transitions(first, self.action, self.reward, second, self.bootstrap)
-
-
-@dataclass(frozen=True)
-class Sequences(Generic[Seen]):
-    """B stretches of T consecutive steps, none across an episode's end."""
-
-    observation: Seen
-    """(B, T + 1, S, ...)"""
-    action: Array
-    """(B, T, A)"""
-    reward: Array
-    """(B, T)"""
-    bootstrap: Array
-    """(B, T)"""
-
-    def together(self) -> Sequences[Array]:
-        """Return the same with observations as arrays."""
-        return Sequences(together(self.observation), self.action, self.reward, self.bootstrap)
-
-
-@dataclass(frozen=True)
 class TransitionBatch:
-    """One view of B transitions on the learning device. Fields as in `Transitions`."""
+    """Views of B transitions on the learning device, several views of each one after the other."""
 
     observation: Tensor
+    """(B, S, ...)"""
     action: Tensor
+    """(B, A)"""
     reward: Tensor
+    """(B,)"""
     next_observation: Tensor
+    """(B, S, ...)"""
     bootstrap: Tensor
-    second_view: Tensor | None = None
-    """(B, S, ...) another view of `observation`, where the auxiliary task asked for one"""
-    latent: Tensor | None = None
-    """(B, D) of `observation`, with its graph, where it is encoded already"""
-    slow_next_latent: Tensor | None = None
-    """(B, D) of `next_observation` by the slow encoder, likewise"""
+    """(B,)"""
 
 
 @dataclass(frozen=True)
 class SequenceBatch:
-    """Views of B sequences on the learning device. Fields as in `Sequences`."""
+    """Views of B sequences on the learning device. Fields as in `data.replay.Sequences`."""
 
     observation: Tensor
     action: Tensor
     reward: Tensor
     bootstrap: Tensor
-    second_view: Tensor | None = None
-    """(B, S, ...) another view of the first observation, where the task asked for one"""
+    second_view: Tensor
+    """(B, S, ...) another random view of the first observation where the auxiliary task asks for
+    one; otherwise that observation as it is."""
 
 
 @dataclass
@@ -157,11 +91,3 @@ class Counts:
     """Learning steps."""
     episodes: int = 0
     """Training episodes finished."""
-
-
-def to_device(array: Array, device: torch.device) -> Tensor:
-    """Return the array as a tensor on `device`, without a copy where none is needed."""
-    tensor = torch.from_numpy(array)
-    if device.type == "cuda":
-        tensor = tensor.pin_memory()  # only then does the transfer leave the processor free
-    return tensor.to(device, non_blocking=True)

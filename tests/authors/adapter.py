@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import fields, replace
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,16 +21,19 @@ from torch import Tensor
 
 from kstep.agent import Agent
 from kstep.config import resolve
+from kstep.data.replay import Replay, Rule, Sequences
+from kstep.data.ring import ReplayConfig
 from kstep.methods.base import Method
-from kstep.replay import Replay, ReplayConfig, Rule
+from kstep.rl.sac import SAC
 from kstep.rng import Streams
-from kstep.types import EnvSpec, Metrics, Sequences, Stacks, Transitions
+from kstep.types import EnvSpec, Metrics
 from tests.authors import inputs, traces
 from tests.authors.inputs import Numbers
 from tests.authors.seams import Noise, Script, double_precision, returned
 from tests.authors.traces import Found, Key, Trace
+from tests.make import expect
 
-MODULES = {"task": "task"}
+MODULES = {"task": "auxiliary"}
 """Where the agent calls a module otherwise than the traces do."""
 
 PROTOTYPES, QUEUE, ENQUEUED = "task/prototypes.weight", "task/queue", "task/enqueued"
@@ -48,16 +51,16 @@ METRICS = {
 
 SETTINGS = {
     "learning rate": "method.learning.learning_rate",
-    "encoder's auxiliary learning rate": "method.learning.encoder_auxiliary_learning_rate",
-    "encoder stepped twice": "method.learning.encoder_double_step",
-    "temperature betas": "method.learning.temperature_betas",
-    "critic ema rate": "method.learning.critic_ema_rate",
-    "encoder ema rate": "method.learning.encoder_ema_rate",
-    "actor every": "method.learning.actor_every",
-    "order": "method.learning.order",
-    "discount": "method.sac.discount",
-    "log prob": "method.sac.log_prob",
-    "sequence padding": "method.sequence_augment.padding",
+    "encoder's auxiliary learning rate": "method.auxiliary.encoder_learning_rate",
+    "encoder stepped twice": "method.auxiliary.double_step",
+    "temperature betas": "method.core.temperature_betas",
+    "critic ema rate": "method.core.ema_rate",
+    "encoder ema rate": "method.encoder.ema_rate",
+    "actor every": "method.core.actor_every",
+    "auxiliary turn": "method.auxiliary.turn",
+    "discount": "method.core.discount",
+    "log prob": "method.core.log_prob",
+    "sequence padding": "method.auxiliary.augment.padding",
     "latent penalty": "method.auxiliary.latent_penalty",
     "decoder weight decay": "method.auxiliary.decoder_weight_decay",
     "neighbour": "method.auxiliary.neighbour",
@@ -65,30 +68,15 @@ SETTINGS = {
 }
 """What tests may set otherwise than the method does, by the key it has on the command line."""
 
-Drawn = TypeVar("Drawn", Transitions[Stacks], Sequences[Stacks])
-
 
 class DoubleReplay(Replay):
-    """The replay, what it hands out in double precision: all its numbers are exact in single."""
+    """The replay, its numbers in double precision: a discount multiplied with one in single would
+    be rounded to it."""
 
-    def transitions(self, n: int, rng: np.random.Generator) -> Transitions[Stacks]:
-        return _doubled(super().transitions(n, rng))
-
-    def sequences(
-        self, n: int, k: int, rng: np.random.Generator, rule: Rule = "any"
-    ) -> Sequences[Stacks]:
-        return _doubled(super().sequences(n, k, rng, rule))
-
-
-def _doubled(batch: Drawn) -> Drawn:
-    changed: dict[str, Any] = {}
-    for field in fields(batch):
-        value = getattr(batch, field.name)
-        if not isinstance(value, Stacks):
-            changed[field.name] = value.astype(np.float64)
-        elif value.ring.dtype == np.float32:
-            changed[field.name] = Stacks(value.ring.astype(np.float64), value.slots)
-    return replace(batch, **changed)
+    def sequences(self, n: int, k: int, rng: np.random.Generator, rule: Rule = "any") -> Sequences:
+        drawn = super().sequences(n, k, rng, rule)
+        names = ("action", "reward", "bootstrap")
+        return replace(drawn, **{name: getattr(drawn, name).astype(np.float64) for name in names})
 
 
 class Subject:
@@ -173,11 +161,11 @@ class Subject:
         where = self.trace.data["forward"]["observations"]
         observation = np.stack([self._observation(episode, time) for episode, time in where])
         action = torch.from_numpy(np.stack([self.recorded[tuple(place)] for place in where]))
-        agent = self.agent
+        agent, core = self.agent, expect(SAC, self.agent.core)
         with torch.no_grad():
-            view = torch.from_numpy(agent.augment.act_view(observation))
-            policy = agent.core.policy(agent.encoder, agent.encoder.features(view))
-            q1, q2 = agent.core.critic(agent.encoder(view), action)
+            view = torch.from_numpy(agent.method.augment.act_view(observation))
+            policy = core.policy(agent.encoder, view)
+            q1, q2 = core.critic(agent.encoder(view), action)
         found = {
             "policy_mean": policy.mean.numpy(),
             "policy_std": policy.log_std.exp().numpy(),
@@ -190,8 +178,7 @@ class Subject:
     def _observation(self, episode: int, time: int) -> npt.NDArray[Any]:
         """(S, ...): the frame and those before it, oldest first."""
         back = range(self.method.stack - 1, -1, -1)
-        stack = np.stack([self.frames[episode][max(0, time - steps)] for steps in back])
-        return stack if stack.dtype == np.uint8 else stack.astype(np.float64)
+        return np.stack([self.frames[episode][max(0, time - steps)] for steps in back])
 
     def update(self, number: int) -> Found:
         """Take update `number`, counted from 1, with its prescribed chance."""
@@ -203,9 +190,9 @@ class Subject:
             targets = seams.enter_context(returned(self.agent.core, "value_target"))
             rewards: list[Tensor] = []
             if "intrinsic_reward" in row:
-                rewards = seams.enter_context(returned(self.agent.task, "reward"))
+                rewards = seams.enter_context(returned(self.agent.auxiliary, "reward"))
             seams.enter_context(self.noise)
-            metrics = self.agent.update(self.replay)
+            metrics = self.agent.update(self.replay).metrics
         for source in (self.samples, self.offsets, self.noise):
             source.finish()
         return self._found(number, metrics, targets, rewards)
@@ -280,7 +267,7 @@ def _method(trace: Trace, settings: Mapping[str, Any]) -> Method:
     # All first weights are overwritten, and PyTorch's own are made quickest.
     plain: dict[str, Any] = {
         part: replace(value, init="default")
-        for part in ("encoder", "sac", "auxiliary")
+        for part in ("encoder", "core", "auxiliary")
         if hasattr(value := getattr(method, part), "init")
     }
     return replace(method, **plain)

@@ -97,26 +97,16 @@ class Noise(TorchFunctionMode):
         assert not left, f"nobody asked for {left} prescribed draws"
 
 
-class _FloatIsDouble(TorchFunctionMode):
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        func = torch.Tensor.double if func is torch.Tensor.float else func
-        return func(*args, **(kwargs or {}))
-
-
 @contextmanager
 def double_precision() -> Iterator[None]:
-    """Within it, whatever would be single precision is double: new tensors and `Tensor.float`."""
+    """Within it, networks are made in double precision, and compute in it whatever they are given.
+
+    Numbers in single precision, as a replay holds them, are promoted where they meet weights.
+    """
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        with _FloatIsDouble():
-            yield
+        yield
     finally:
         torch.set_default_dtype(before)
 

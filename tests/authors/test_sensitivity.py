@@ -20,7 +20,6 @@ from tests.authors.seams import Script
 from tests.authors.traces import TOLERANCE, Key, Trace
 
 Data = dict[str, Any]
-CRITIC_FIRST = ["critic", "auxiliary", "actor", "slow"]
 
 
 def one_pixel(data: Data) -> None:
@@ -107,13 +106,13 @@ CASES = {
     ),
     "KSL's step after the critic's": Case(
         "ksl-released",
-        settings={"order": CRITIC_FIRST},
+        settings={"auxiliary turn": "after critic"},
         differ=("target", "critic_loss", "auxiliary_loss", "actor_loss"),
         same=("before",),
     ),
     "CURL's step before the actor's": Case(
         "curl-original",
-        settings={"order": CRITIC_FIRST},
+        settings={"auxiliary turn": "after critic"},
         differ=("auxiliary_loss", "actor_loss", "slow_encoder/head"),
         same=("before", "target", "critic_loss", "core/critic"),
     ),

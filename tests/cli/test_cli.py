@@ -4,29 +4,37 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import fields
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from kstep import names
 from kstep.cli import main
+from kstep.config import PRESETS
+from kstep.errors import KstepError
 from kstep.methods import METHODS
+from kstep.run.runtime import Allowed, Runtime
 from tests.make import HANGING
 
-VERBS = ("train", "eval", "film", "show", "list", "doctor", "bench", "selfcheck", "sweep")
-VERBS += ("collect", "import", "compare", "evaluation-set", "analyze")
+VERBS = ["train", "eval", "film", "show", "list", "doctor", "bench", "selfcheck", "sweep"]
+VERBS += ["collect", "import", "compare", "evaluation-set", "analyze"]
 
 
-def kstep(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+def kstep(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "kstep", *arguments],
         capture_output=True,
         text=True,
         timeout=HANGING,
-        **options,  # type: ignore[call-overload]
+        **options,
     )
 
 
@@ -42,17 +50,86 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_help_is_quick_and_imports_nothing_heavy() -> None:
+def without_torch(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in a process that fails if PyTorch was imported."""
     code = (
         "import sys; from kstep.cli import main\n"
-        "try: main(['--help'])\n"
-        "except SystemExit: pass\n"
-        "assert 'torch' not in sys.modules"
+        f"try: main({list(arguments)})\n"
+        "finally: assert 'torch' not in sys.modules"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+
+def test_help_and_version_import_nothing_heavy() -> None:
+    done = without_torch("--help")
     assert done.returncode == 0, done.stderr
     for verb in VERBS:
         assert verb in done.stdout
+    assert without_torch("--version").stdout == f"kstep {version('kstep')}\n"
+
+
+@pytest.mark.parametrize("what", ["methods", "tasks", "presets", "experiments"])
+def test_lists_import_nothing_heavy(what: str) -> None:
+    done = without_torch("list", what)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) >= 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["trian"], "trian"),  # codespell:ignore trian
+        (["train", "kls", "toy_reach"], "Did you mean 'ksl'"),
+        (["show", "drqq"], "unknown method 'drqq'"),
+        (["train", "ksl", "toy_reach", "--threads", "0"], "--threads must be at least 1, not 0"),
+    ],
+)
+def test_wrong_names_are_refused_without_importing_anything_heavy(
+    arguments: list[str], message: str
+) -> None:
+    done = without_torch(*arguments)
+    assert done.returncode == 2, done.stderr
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_names_are_those_of_the_registries() -> None:
+    assert list(names.METHOD_SUMMARIES) == list(METHODS)
+    assert {name: method.summary for name, method in METHODS.items()} == names.METHOD_SUMMARIES
+    assert list(names.PRESET_SUMMARIES) == list(PRESETS)
+
+
+def test_a_method_registered_in_this_process_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METHODS, "mine", METHODS["ksl"])
+    names.check_method("mine")
+    with pytest.raises(KstepError, match="unknown method 'yours'"):
+        names.check_method("yours")
+
+
+@pytest.mark.parametrize("text", ["150", "1_50", "1.5e2"])
+def test_whole_numbers_may_have_underscores_and_exponents(
+    text: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--preset", "debug", "--threads", "1", "--folder", str(run)]
+    main(["train", "ksl", "toy_reach", "--env-steps", text, *options])
+    assert "nothing to do: the run is at 150 env steps" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["1.5", "1e-5", "inf", "nan", "many"])
+def test_other_numbers_of_env_steps_are_refused(text: str) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["train", "ksl", "toy_reach", "--env-steps", text])
+    assert stopped.value.code == 2
+
+
+def test_training_has_the_flags_of_a_runtime(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    flags = set(re.findall(r"(?<=[\s│])--[a-z-]+", capsys.readouterr().out))
+    runtime = {field.name for field in (*fields(Runtime), *fields(Allowed))}
+    runtime -= {"allowed", "log_every"}
+    assert {f"--{name.replace('_', '-')}" for name in runtime} <= flags
+    assert not [flag for flag in flags if "runtime" in flag or flag == "--log-every"]
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -146,23 +223,30 @@ def test_show_diff(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["train", "kls", "toy_reach"], "Did you mean 'ksl'"),
         (["train", "ksl", "walker_wlak"], "walker_walk"),
         (["train", "ksl", "toy_reach", "--preset", "cpuu"], "Did you mean 'cpu'"),
         (["train", "ksl", "toy_reach", "--set", "method.axiliary.k=1"], "Did you mean 'auxiliary'"),
         (["train", "ksl", "toy_reach", "--device", "tpu"], "usable: cpu"),
         (["eval", "nowhere"], "nowhere is not a run"),
         (["eval", "nowhere", "--episodes", "0"], "--episodes must be at least 1"),
-        (["show", "drqq"], "unknown method 'drqq'"),
-        (["train", "ksl", "toy_reach", "--threads", "0"], "--threads must be at least 1"),
-        (["train", "ksl", "toy_reach", "--checkpoint-minutes", "-1"], "must be positive"),
+        (["eval", "nowhere", "--seed", "-1"], "--seed must be at least 0"),
+        (
+            ["train", "ksl", "toy_reach", "--checkpoint-minutes", "-1"],
+            "--checkpoint-minutes must be above 0.0, not -1.0",
+        ),
+        (["train", "ksl", "toy_reach", "--env-steps", "0"], "--env-steps must be at least 1"),
         (["train", "ksl", "toy_reach", "--set", "preset=cpu"], "use --preset"),
-        (["train", "ksl", "toy_reach", "--set", "method.name=x"], "cannot be set"),
+        (["train", "ksl", "toy_reach", "--set", "method.variant=x"], "cannot be set"),
+        (["sweep", "main", "--retries", "-1"], "--retries must be at least 0"),
+        (["sweep", "main", "--seeds", "1-999999999"], "more than 10,000 seeds"),
+        (["bench", "--rounds", "0"], "--rounds must be at least 1"),
+        (["bench", "--threads", "1", "0"], "--threads[1] must be at least 1"),
+        (["analyze", "reward", "--output", "x"], "unknown question 'reward'"),
         (["train", "ksl", "toy_reach", "--set", "method.auxiliary.kind=curl"], "cannot be set"),
         (["train", "ksl", "toy_reach", "--set", "method.auxiliary.k=0"], "k must be at least 1"),
-        (["train", "ksl", "toy_reach", "--set", "method.image_size=10"], "too small"),
-        (["train", "ksl", "toy_reach", "--set", "env.action_repeat=0"], "action repeat"),
-        (["train", "ksl", "toy_reach", "--set", "method.learning.betas=[2,3]"], "[0, 1)"),
+        (["train", "ksl", "toy_reach", "--set", "method.encoder.image_size=10"], "too small"),
+        (["train", "ksl", "toy_reach", "--set", "env.action_repeat=0"], "must be at least 1"),
+        (["train", "ksl", "toy_reach", "--set", "method.learning.betas=[2,3]"], "must be below 1"),
     ],
 )
 def test_mistakes_are_answered_in_one_line(
@@ -182,7 +266,7 @@ def test_mistakes_are_answered_in_one_line(
     assert not list(tmp_path.iterdir())  # nothing half-written
 
 
-def test_what_the_system_refuses_is_said_in_one_line(
+def test_errors_of_the_system_are_reported_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("mine")
@@ -194,25 +278,28 @@ def test_what_the_system_refuses_is_said_in_one_line(
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_ctrl_c_ends_with_a_checkpoint_and_says_how_to_go_on(tmp_path: Path) -> None:
+def test_ctrl_c_ends_with_a_checkpoint_and_the_same_command_resumes(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "kstep", "train", "sac_pixel", "toy_reach"]
     command += ["--preset", "debug", "--threads", "1", "--folder", str(tmp_path / "run")]
     process = subprocess.Popen(
-        [*command, "--env-steps", "100000"], stdout=subprocess.PIPE, text=True
+        [*command, "--env-steps", "100000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     metrics = tmp_path / "run" / "metrics.jsonl"  # written once learning has begun
     deadline = time.monotonic() + HANGING
     while time.monotonic() < deadline and not (metrics.exists() and metrics.stat().st_size):
         time.sleep(0.1)
     os.kill(process.pid, signal.SIGINT)
-    out, _ = process.communicate(timeout=HANGING)
+    _, error = process.communicate(timeout=HANGING)
     assert process.returncode == 130
-    assert "The same command goes on from there" in out
+    assert "a checkpoint is written. Rerun the command to resume" in error
     (folder,) = (tmp_path / "run" / "checkpoints").iterdir()
     state = json.loads((folder / "state.json").read_text())
     assert state["counts"]["decisions"] > 0
     more = kstep(*command[3:], "--env-steps", str(state["counts"]["env_steps"] + 20))
-    assert f"going on at {state['counts']['env_steps']:,} env steps" in more.stdout
+    assert f"resuming at {state['counts']['env_steps']:,} env steps" in more.stdout
     assert more.returncode == 0, more.stderr
 
 

@@ -11,7 +11,8 @@ import pytest
 from kstep.cli import main
 from kstep.report import paper
 from kstep.sweep import store
-from kstep.sweep.plan import RunSpec, plan, read, shipped, with_variants
+from kstep.sweep.experiments import read, shipped
+from kstep.sweep.plan import RunSpec, plan, with_variants
 
 FILE = (
     'tasks = ["cartpole_swingup", "walker_walk"]\nmarks = [100_000]\npaper = "main"\n'
@@ -28,8 +29,13 @@ def experiment(tmp_path: Path) -> Path:
 
 def rows_of(spec: RunSpec, returns: dict[int, float]) -> list[dict[str, object]]:
     """What the table holds of a run with these scores."""
-    method, _, flavour = spec.method.partition("-")
-    row = {"source": "runs", "method": method, "flavour": flavour, "preset": spec.preset}
+    method, _, variant = spec.method.partition("-")
+    row: dict[str, object] = {
+        "source": "runs",
+        "method": method,
+        "variant": variant,
+        "preset": spec.preset,
+    }
     row |= {"task": spec.task, "seed": spec.seed, "episode": 0}
     row |= {"setting": spec.setting, "digest": spec.digest}
     return [row | {"mark": m, "env_steps": m, "return": score} for m, score in returns.items()]
@@ -38,7 +44,7 @@ def rows_of(spec: RunSpec, returns: dict[int, float]) -> list[dict[str, object]]
 def written(rows: list[dict[str, object]], file: Path) -> Path:
     import polars as pl
 
-    schema = {name: getattr(pl, kind) for name, kind in store.COLUMNS.items()}
+    schema = store.COLUMNS
     pl.DataFrame(rows, schema=schema, orient="row").write_parquet(file)
     return file
 
@@ -144,7 +150,7 @@ def test_other_readings_and_settings_stand_beside_the_paper(
         theirs = paper.cells("main", 100_000)["walker_walk"][name.split("-")[0]]
         assert f"{theirs.mean:.0f} ± {theirs.sd:.0f}" in beside[name]
     # The other mark was not reached; that is said, and what follows is not lost.
-    assert "nothing was evaluated at 500,000 env steps yet" in lines
+    assert "no evaluation at 500,000 env steps yet" in lines
     assert "along the paper's curves, marks where ours is" in lines
 
 
@@ -190,7 +196,7 @@ def test_an_experiment_that_names_no_comparison(
     tmp_path: Path, table: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "other.toml"
-    file.write_text(FILE.replace('"main"', '"mian"'))
+    file.write_text(FILE.replace('"main"', '"mian"'))  # codespell:ignore mian
     with pytest.raises(SystemExit):
         main(["compare", str(file), "--table", str(table)])
     assert "paper = 'mian' is none of main, tangential" in capsys.readouterr().err
@@ -199,4 +205,4 @@ def test_an_experiment_that_names_no_comparison(
 def test_a_mark_nobody_reached(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["compare", "main", "--scale", "debug", "--table", str(table)])
-    assert "nothing was evaluated at 200 env steps" in capsys.readouterr().err
+    assert "no evaluation at 200 env steps" in capsys.readouterr().err

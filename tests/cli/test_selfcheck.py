@@ -1,4 +1,4 @@
-"""kstep selfcheck: what it says of good and bad runs, and that the quick one learns."""
+"""kstep selfcheck: its verdict on good and bad runs, and that the quick one learns."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from kstep import selfcheck
 from kstep.cli import main
 from kstep.report import paper
+from kstep.run import selfcheck
 
 
 def test_the_band_tells_learning_from_none() -> None:
     check = selfcheck.swingup()
-    assert [check.place(value) for value in (30.0, math.nan, 175.0, 900.0)] == [
+    assert [check.verdict(value) for value in (30.0, math.nan, 175.0, 900.0)] == [
         "below",
         "below",
         "inside",
@@ -39,7 +39,7 @@ def test_the_band_tells_learning_from_none() -> None:
         if row[column["method"]] == "ksl" and row[column["env_steps"]] == "20000"
     ]
     assert len(ours) == 10
-    assert check.place(sum(ours) / 10) == "inside"
+    assert check.verdict(sum(ours) / 10) == "inside"
 
 
 def test_a_run_that_learned_nothing_fails_the_check(
@@ -62,7 +62,7 @@ def test_a_run_that_learned_nothing_fails_the_check(
     (tmp_path / "selfcheck" / "toy_reach" / "seed1" / "evaluations.jsonl").unlink()
     returns = [8.0, 9.0]
     main(command)
-    assert "before -3.0, after 8.5; expected 0 to 10. As it should be" in capsys.readouterr().out
+    assert "before -3.0, after 8.5; expected 0 to 10. As expected" in capsys.readouterr().out
 
 
 def test_the_quick_check_learns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

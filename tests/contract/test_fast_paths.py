@@ -2,38 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
-from kstep import augment, optimizers
-from kstep.agent import Agent
-from kstep.auxiliary.ksl import KSLConfig
-from kstep.batches import Drawn
-from kstep.native import Backend, Unavailable
-from kstep.nets.ema import Ema
+from kstep import native
+from kstep.data.augment import Padding, cut
+from kstep.data.replay import Stacks
+from kstep.native import Backend
 from kstep.nets.encoder import PixelEncoder
-from kstep.optimizers import Group
-from kstep.types import Metrics, Stacks
-from tests.make import agent_and_replay
+from kstep.optimizers import Ema
+from kstep.types import Metrics
+from tests.make import agent_and_replay, expect
 
 UPDATES = 20
 TOLERANCE = 1e-5
 """Relative to the largest entry of each tensor."""
 
 ADAM_STEP = 1e-3
-ALIGNED = "method.learning.aligned=true"
-JOINT = "method.learning.joint=true"
 Learned = tuple[list[Metrics], dict[str, torch.Tensor]]
 
 
 def learned(method: str, *overrides: str) -> Learned:
     """Metrics of each update, and every weight and moment after the last."""
     agent, replay = agent_and_replay(method, *overrides)
-    metrics = [agent.update(replay) for _ in range(UPDATES)]
+    metrics = [agent.update(replay).metrics for _ in range(UPDATES)]
     return metrics, {key: value.clone() for key, value in agent.state().items()}
 
 
@@ -51,40 +48,28 @@ def assert_same(one: Learned, two: Learned, tolerance: float) -> None:
         assert worst <= tolerance * scale, (key, worst / scale)
 
 
-def not_built() -> None:
-    raise Unavailable("not built")
-
-
 @pytest.mark.parametrize("method", ["ksl", "ksl-released", "rad", "drq", "curl", "sac_ae"])
 def test_views_made_in_one_pass_are_the_same_bytes(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fast = learned(method)
-    monkeypatch.setattr(augment, "load", not_built)
+    monkeypatch.setattr(native, "library_is_there", lambda: False)
     assert_same(fast, learned(method), 0.0)
 
 
-def test_sharing_slow_latents_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    shared = learned("ksl", ALIGNED)
-    monkeypatch.setattr(KSLConfig, "encodes_first_and_rest", False)
-    assert_same(shared, learned("ksl", ALIGNED), TOLERANCE)
+class PlainAdam(torch.optim.Adam):
+    """One parameter after the other, whatever was asked for."""
 
-
-def plain_adam(group: Group) -> torch.optim.Adam:
-    keys = ("params", "lr", "weight_decay")
-    groups = [{key: g[key] for key in keys} for g in optimizers_adam(group).param_groups]
-    adam = torch.optim.Adam(groups, betas=group.betas, foreach=False, fused=False)
-    assert not any(g["fused"] or g["foreach"] for g in adam.param_groups)
-    return adam
-
-
-optimizers_adam = optimizers._adam
+    def __init__(self, params: Any, *, fused: bool, **options: Any) -> None:
+        assert fused
+        super().__init__(params, foreach=False, fused=False, **options)
 
 
 def plain_features(encoder: PixelEncoder, observation: torch.Tensor) -> torch.Tensor:
     """Planes of colours one after the other (NCHW), converted as one writes it first."""
     x = observation.permute(0, 1, 4, 2, 3).flatten(1, 2).contiguous() / 255.0
     for convolution in encoder.convolutions:
+        convolution = expect(nn.Conv2d, convolution)
         weight = convolution.weight.contiguous()
         x = torch.relu(F.conv2d(x, weight, convolution.bias, convolution.stride))
     return x.permute(0, 2, 3, 1).flatten(1)
@@ -106,49 +91,24 @@ def test_each_fast_piece_computes_what_the_plain_one_does(
 ) -> None:
     fast = learned(method)
     if piece == "layout":
-        monkeypatch.setattr(PixelEncoder, "_convolve", plain_features)
+        monkeypatch.setattr(PixelEncoder, "features", plain_features)
     elif piece == "optimizer":
-        monkeypatch.setattr(optimizers, "_adam", plain_adam)
+        monkeypatch.setattr(torch.optim, "Adam", PlainAdam)
     else:
         monkeypatch.setattr(Ema, "step", plain_average)
     assert_same(fast, learned(method), TOLERANCE)
 
 
-def two_encodings(agent: Agent, drawn: Drawn) -> Metrics:
-    """The joint step without sharing anything: each loss encodes for itself."""
-    assert agent.task is not None
-    batch = replace(agent._prepared(drawn), latent=None, slow_next_latent=None)
-    loss, metrics = agent.core.critic_loss(*agent._encoders(), batch, agent.streams.learn)
-    assert drawn.sequences is not None
-    auxiliary_loss, more = agent.task.loss(agent.encoder, agent.slow_encoder, drawn.sequences)
-    agent.optimizers.minimize_jointly({"critic": loss, "auxiliary": auxiliary_loss})
-    return metrics | more
-
-
-def test_one_encoding_for_both_losses_is_as_good_as_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    joint = learned("ksl", ALIGNED, JOINT)
-    monkeypatch.setattr(Agent, "_update_jointly", two_encodings)
-    assert_same(joint, learned("ksl", ALIGNED, JOINT), TOLERANCE)
-
-
-def test_joint_gradients_are_both_taken_before_either_step() -> None:
-    """Which is what makes it another algorithm than one step after the other."""
-    (apart, *_), _ = learned("ksl", ALIGNED)
-    (joint, *_), _ = learned("ksl", ALIGNED, JOINT)
-    assert torch.allclose(apart["critic/loss"], joint["critic/loss"], rtol=1e-5)
-    # The critic has moved the encoder in the one, not in the other.
-    assert not torch.allclose(apart["auxiliary/loss"], joint["auxiliary/loss"], rtol=1e-4)
-
-
 @pytest.mark.parametrize("padding", ["replicate", "zero"])
 @pytest.mark.parametrize("height", [7, 12])
-def test_shifting_frames_of_a_ring(padding: augment.Padding, height: int) -> None:
+def test_shifting_frames_of_a_ring(padding: Padding, height: int) -> None:
     rng = np.random.default_rng(1)
     ring = rng.integers(0, 256, (9, height, 10, 3), dtype=np.uint8)
     stacks = Stacks(ring, rng.integers(0, 9, (5, 4, 3)))
     offsets = rng.integers(0, 7, (5, 4, 2))
-    expected = augment.shift(stacks.together(), offsets, 3, padding)
-    assert np.array_equal(augment.shift(stacks, offsets, 3, padding), expected)
+    options = {"height": height, "width": 10, "pad": 3, "padding": padding}
+    expected = cut(stacks.together(), offsets, **options)  # type: ignore[arg-type]
+    assert np.array_equal(cut(stacks, offsets, **options), expected)  # type: ignore[arg-type]
 
 
 def test_cutting_frames_of_a_ring() -> None:
@@ -156,13 +116,13 @@ def test_cutting_frames_of_a_ring() -> None:
     ring = rng.integers(0, 256, (9, 11, 10, 3), dtype=np.uint8)
     stacks = Stacks(ring, rng.integers(0, 9, (5, 3)))
     offsets = rng.integers(0, 5, (5, 2))
-    expected = augment.crop(stacks.together(), offsets, 6, 5)
-    assert np.array_equal(augment.crop(stacks, offsets, 6, 5), expected)
+    expected = cut(stacks.together(), offsets, 6, 5)
+    assert np.array_equal(cut(stacks, offsets, 6, 5), expected)
 
 
 def with_backend(method: str, backend: Backend, updates: int = UPDATES) -> Learned:
     agent, replay = agent_and_replay(method, "method.encoder.channels=32", backend=backend)
-    metrics = [agent.update(replay) for _ in range(updates)]
+    metrics = [agent.update(replay).metrics for _ in range(updates)]
     return metrics, {key: value.clone() for key, value in agent.state().items()}
 
 
@@ -186,5 +146,5 @@ def test_gradients_that_come_in_another_memory_order_reach_their_own_weights(
     """Convolutions behind channels-last features return such gradients for plain weights; fused
     Adam, which walks through memory side by side, once mixed them up."""
     fused = learned("ksl-conv")
-    monkeypatch.setattr(optimizers, "_adam", plain_adam)
+    monkeypatch.setattr(torch.optim, "Adam", PlainAdam)
     assert_same(fused, learned("ksl-conv"), TOLERANCE)

@@ -16,9 +16,10 @@ import torch.nn.functional as F
 
 from kstep import cli
 from kstep.auxiliary.base import AuxiliaryConfig, AuxiliaryTask, Shapes
-from kstep.config import decode, encode, resolve
+from kstep.config import resolve
 from kstep.methods import METHODS, Method
 from kstep.types import SequenceBatch
+from kstep.values import decode, encode
 from tests.contract import test_methods as contract
 from tests.make import agent_and_replay, moved, snapshot, tiny
 
@@ -44,9 +45,10 @@ def method() -> Iterator[str]:
         yield added
     finally:
         del sys.modules[NAME]
-        for registry, before in ((METHODS, methods), (AuxiliaryConfig.kinds, kinds)):
-            registry.clear()  # type: ignore[attr-defined]
-            registry.update(before)  # type: ignore[attr-defined]
+        METHODS.clear()
+        METHODS.update(methods)
+        AuxiliaryConfig.kinds.clear()
+        AuxiliaryConfig.kinds.update(kinds)
 
 
 def test_example_is_short_and_complete() -> None:
@@ -90,7 +92,7 @@ def test_its_loss_moves_its_network_and_the_encoder_and_nothing_else(method: str
     assert set(agent.optimizers.groups["auxiliary"].modules) == {"encoder", "inverse"}
     before = snapshot(agent.state())
     agent.pretrain(replay)
-    assert {name.split("/")[0] for name in moved(before, agent.state())} == {"encoder", "task"}
+    assert {name.split("/")[0] for name in moved(before, agent.state())} == {"encoder", "auxiliary"}
 
 
 def test_its_loss_is_what_its_docstring_says(method: str) -> None:
@@ -100,7 +102,8 @@ def test_its_loss_is_what_its_docstring_says(method: str) -> None:
     task = config.build(Shapes(3, (3,), 2, (1, 3), 0.05))
     assert isinstance(task, AuxiliaryTask)
     observation, action = torch.randn(5, 2, 1, 3), torch.rand(5, 1, 2) * 2 - 1
-    batch = SequenceBatch(observation, action, torch.zeros(5, 1), torch.ones(5, 1))
+    zeros, ones = torch.zeros(5, 1), torch.ones(5, 1)
+    batch = SequenceBatch(observation, action, zeros, ones, second_view=observation[:, 0])
 
     def encode_first(stack: torch.Tensor) -> torch.Tensor:
         return stack[:, 0]

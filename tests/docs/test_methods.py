@@ -3,40 +3,46 @@
 Three kinds of tables hold settings. "key" and one method, or three: all of its settings. "key" and
 two methods: exactly what sets the second apart from the first. "METHOD on" and keys: values that
 depend on the task. The ablations have one table of their own, the index another.
+
+What every auxiliary task has (its turn, its rates) is complete in the table of KSL; a comparison
+with a method that has no such task lists of these only what is not as it is there.
 """
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 import shlex
 from collections.abc import Iterator
-from functools import cache
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
-from torch import Tensor
 
-from kstep import cli, config, train
+from kstep import cli
 from kstep.agent import Agent
-from kstep.config import difference, resolve
-from kstep.health import Health
+from kstep.auxiliary.base import AuxiliaryConfig
+from kstep.cli.training import Train
+from kstep.config import resolve
 from kstep.methods import METHODS
 from kstep.methods.ablations import ABLATIONS
-from kstep.nets.encoder import Encoder
 from kstep.rng import Streams
-from kstep.types import EnvSpec
-from tests.docs.test_decisions import KEY, TASK, Table, assert_live, live, tables
+from kstep.run import train
+from kstep.run.health import Health
+from kstep.types import EnvSpec, KstepError
+from kstep.values import difference
+from tests.docs.test_decisions import KEY, NAMES, TASK, Table, assert_live, live, tables
 from tests.make import agent_and_replay
+from tests.passes import per_update
 
 TEXTS = {
     path.stem: path.read_text()
     for path in sorted((Path(__file__).parents[2] / "docs" / "methods").glob("*.md"))
 }
 PAGES = {name: text for name, text in TEXTS.items() if name not in ("README", "ablations")}
-NAMES = ("method.name", "method.summary")
+COMMON = {f"method.auxiliary.{field.name}" for field in fields(AuxiliaryConfig)}
+"""Settings of every auxiliary task."""
 
 every_page = pytest.mark.parametrize("page", PAGES)
 
@@ -66,9 +72,14 @@ def described(page: str) -> list[str]:
     return whole + [methods_in(table)[1] for table in comparisons(page)]
 
 
-def what_differs(left: str, right: str, task: str = TASK) -> dict[str, tuple[Any, Any]]:
-    rows = difference(resolve(left, task), resolve(right, task))
-    return {key: (one, other) for key, one, other in rows if key not in NAMES}
+def what_differs(left: str, right: str) -> dict[str, tuple[Any, Any]]:
+    """What a comparison of the two must list, and nothing else."""
+    return {
+        key: (one, other)
+        for key, one, other in difference(resolve(left, TASK), resolve(right, TASK))
+        if key not in NAMES
+        if key in live(left) or key not in COMMON or other != live("ksl")[key]
+    }
 
 
 def value_of(cell: str) -> Any:
@@ -103,18 +114,16 @@ def test_complete_tables_have_the_live_values(page: str) -> None:
 
 
 @every_page
-def test_complete_tables_and_what_is_not_read_name_every_setting(page: str) -> None:
-    _, _, unread = PAGES[page].partition("Not read by this method:")
+def test_complete_tables_name_every_setting(page: str) -> None:
     for table in complete(page):
-        named = {row[0] for row in table.rows}
-        named |= set(re.findall(r"`(method\.[\w.]+)`", unread.partition(".\n")[0]))
+        named = {row[0] for row in table.rows if row[0].startswith("method.")}
         for method in methods_in(table):
             settings = {
                 key
                 for key, value in live(method).items()
                 if key.startswith("method.") and not isinstance(value, dict)
             }
-            assert settings - set(NAMES) == {key for key in named if key.startswith("method.")}
+            assert named == settings - set(NAMES)
 
 
 @every_page
@@ -170,20 +179,24 @@ def test_whatever_the_task_changes_in_an_original_is_on_its_page(method: str, ta
 
 
 def test_ablations_list_exactly_what_differs() -> None:
+    """With all of the listed settings `ksl` is the ablation; without any one of them it is not."""
     (table,) = columns("ablations", "name")
     for name, what, settings, where in table.rows:
         overrides = [f"{key}={value}" for key, value in KEY.findall(f"`{settings}`")]
-        changed = {key: pair[1] for key, pair in what_differs("ksl", name).items()}
-        assert {text.partition("=")[0] for text in overrides} == set(changed), name
-        same = resolve("ksl", TASK, overrides=overrides)
-        assert not what_differs_from(same, name), name
+        assert is_same_as(name, overrides), name
+        for i, needed in enumerate(overrides):
+            assert not is_same_as(name, overrides[:i] + overrides[i + 1 :]), (name, needed)
         assert what
         assert where
 
 
-def what_differs_from(experiment: config.Experiment, name: str) -> list[str]:
-    rows = difference(experiment, resolve(name, TASK))
-    return [key for key, _, _ in rows if key not in NAMES]
+def is_same_as(name: str, overrides: list[str]) -> bool:
+    """Whether `ksl` with these settings is the method of that name."""
+    try:
+        changed = resolve("ksl", TASK, overrides=overrides)
+    except KstepError:  # a key of a kind that was not chosen
+        return False
+    return not {key for key, _, _ in difference(changed, resolve(name, TASK))} - set(NAMES)
 
 
 def documented_metrics(page: str, k: int) -> set[str]:
@@ -202,26 +215,56 @@ def documented_metrics(page: str, k: int) -> set[str]:
 def emitted(method: str) -> tuple[set[str], int]:
     """What two updates log, and how many decisions the auxiliary task looks ahead."""
     agent, replay = agent_and_replay(method)
-    metrics = set(agent.update(replay)) | set(agent.update(replay))
-    metrics |= set(Health(agent, replay, print).look({}))
-    return metrics, agent.task.horizon if agent.task else 0
+    updates = [agent.update(replay) for _ in range(2)]
+    metrics = {name for update in updates for name in update.metrics}
+    metrics |= set(Health(agent, replay, print).look({}, updates[-1].latent))
+    auxiliary = agent.method.auxiliary
+    return metrics, auxiliary.horizon if auxiliary is not None else 0
 
 
-OF_THE_LOOP = set(re.findall(r'"([a-z]+/[a-z]+)"', inspect.getsource(train)))
+class Scalars:
+    """Stands in for TensorBoard and keeps the names of what it is given."""
+
+    names: ClassVar[set[str]] = set()
+
+    def __init__(self, folder: Path) -> None:
+        pass
+
+    def add_scalar(self, path: str, value: float, env_steps: int) -> None:
+        self.names.add(path)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def of_the_loop(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """What a run logs beside what its updates do: of episodes, the replay, evaluations."""
+    folder = tmp_path_factory.mktemp("logged") / "run"
+    options = ["--preset", "debug", "--env-steps", "200", "--threads", "1", "--tensorboard"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "tensorboard", Scalars)
+        cli.main(["train", "sac_state", "toy_reach", *options, "--folder", str(folder)])
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    written = {key for line in lines for key in json.loads(line) if "/" in key}
+    assert written <= Scalars.names
+    metrics, _ = emitted("sac_state")
+    assert metrics <= written
+    return Scalars.names - metrics
 
 
 @every_page
-def test_metrics_are_those_that_are_written(page: str) -> None:
-    assert {"train/return", "train/length", "replay/size"} <= OF_THE_LOOP
+def test_metrics_are_those_that_are_written(page: str, of_the_loop: set[str]) -> None:
+    assert {"train/return", "replay/size", "evaluation/return"} <= of_the_loop
     for method in described(page):
         metrics, k = emitted(method)
-        assert documented_metrics(page, k) == metrics | OF_THE_LOOP
+        assert documented_metrics(page, k) == metrics | of_the_loop
 
 
 @pytest.mark.parametrize("method", [method.name for method in ABLATIONS])
-def test_ablations_write_the_metrics_of_ksl(method: str) -> None:
+def test_ablations_write_the_metrics_of_ksl(method: str, of_the_loop: set[str]) -> None:
     metrics, k = emitted(method)
-    assert documented_metrics("ksl", k) == metrics | OF_THE_LOOP
+    assert documented_metrics("ksl", k) == metrics | of_the_loop
 
 
 @every_page
@@ -244,7 +287,7 @@ def test_networks_have_the_sizes_in_the_table() -> None:
     (table,) = columns("ksl", "network")
     for method in described("ksl"):
         # The first weights do not matter for their number, and PyTorch's own are quickest.
-        plain = [f"method.{part}.init=default" for part in ("encoder", "sac", "auxiliary")]
+        plain = [f"method.{part}.init=default" for part in ("encoder", "core", "auxiliary")]
         experiment = resolve(method, "cheetah_run", overrides=plain)
         agent = Agent(experiment.method, EnvSpec("pixels", (84, 84, 3), 6, 4, 250), Streams(0))
         sizes: dict[str, int] = {}
@@ -259,40 +302,6 @@ def test_networks_have_the_sizes_in_the_table() -> None:
             assert int(row[column].replace(",", "")) == sizes[row[0]], (method, row[0])
 
 
-def count_passes(encoder: Encoder, count: dict[str, int]) -> None:
-    """Count every image that goes through `encoder`, forward and backward."""
-    features = encoder.features
-
-    def counting(observation: Tensor) -> Tensor:
-        def backward(gradient: Tensor) -> None:
-            count["backward"] += len(observation)
-
-        count["forward"] += len(observation)
-        output = features(observation)
-        if output.requires_grad:
-            output.register_hook(backward)
-        return output
-
-    encoder.features = counting  # type: ignore[method-assign]
-
-
-@cache
-def passes(method: str, phase: int = 0) -> tuple[float, float]:
-    """Forward and backward passes over one batch per update, on average."""
-    agent, replay = agent_and_replay(method)
-    if phase > 0:
-        agent.begin_task()
-    count = {"forward": 0, "backward": 0}
-    for encoder in {agent.encoder, agent.slow_encoder, agent.task_encoder}:
-        count_passes(encoder, count)
-    learning = agent.method.learning
-    updates = 2 * learning.actor_every * learning.auxiliary_every
-    for _ in range(updates):
-        agent.update(replay)
-    batches = updates * learning.batch_size
-    return count["forward"] / batches, count["backward"] / batches
-
-
 def costs() -> Iterator[tuple[str, str, str, str]]:
     for page in PAGES:
         for table in columns(page, "method"):
@@ -302,12 +311,12 @@ def costs() -> Iterator[tuple[str, str, str, str]]:
 
 @pytest.mark.parametrize(("page", "method", "forward", "backward"), [*costs()])
 def test_encoder_passes_are_as_stated(page: str, method: str, forward: str, backward: str) -> None:
-    assert passes(method) == (float(forward), float(backward))
+    assert per_update(method) == (float(forward), float(backward))
 
 
 def test_the_second_phase_costs_what_its_page_says() -> None:
     assert "phase only the first 2 are left" in PAGES["proto_rl"]
-    assert passes("proto_rl", phase=1) == (2, 0)
+    assert per_update("proto_rl", phase=1) == (2, 0)
 
 
 def index_row(method: str) -> list[str]:
@@ -320,14 +329,15 @@ def index_row(method: str) -> list[str]:
         learns = "critic"
         if task is not None:
             learns = "critic, auxiliary"
-        if declared.learning.encoder_learns_from == "auxiliary":
+        if declared.learning.critic_trains == "head":
             learns = "auxiliary"
-        cost = " + ".join(f"{number:g}" for number in passes(method))
-    seen = str(declared.image_size) + " px" if declared.observation == "pixels" else "state"
+        cost = " + ".join(f"{number:g}" for number in per_update(method))
+    pixels = declared.observation == "pixels"
+    seen = f"{declared.encoder.image_size} px" if pixels else "state"
     return [
         seen,
         declared.augment.kind,
-        str(declared.sac.critic_views),
+        str(declared.core.critic_views),
         task.kind if task else "-",
         learns,
         cost,
@@ -355,7 +365,7 @@ def commands() -> Iterator[str]:
 def test_commands_work(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def resolved_only(verb: cli.Train) -> None:
+    def resolved_only(verb: Train) -> None:
         resolve(
             verb.method,
             verb.task,
@@ -365,7 +375,7 @@ def test_commands_work(
         )
         print("resolved")
 
-    monkeypatch.setattr(cli.Train, "__call__", resolved_only)
+    monkeypatch.setattr(Train, "__call__", resolved_only)
     program, *arguments = shlex.split(command)
     assert program == "kstep"
     cli.main(arguments)

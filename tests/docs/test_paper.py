@@ -17,13 +17,15 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from kstep import encoders
 from kstep.cli import main
 from kstep.config import digest, resolve
 from kstep.report import paper
-from kstep.run import Run
-from kstep.sweep.plan import RunSpec, plan, read, shipped
-from kstep.train import Runtime, train
+from kstep.run import saved_encoders as encoders
+from kstep.run.folder import Run
+from kstep.run.runtime import Runtime
+from kstep.run.train import train
+from kstep.sweep.experiments import read, shipped
+from kstep.sweep.plan import RunSpec, plan
 from tests.docs.test_decisions import LINK, live, tables
 
 ROOT = Path(__file__).parents[2]
@@ -293,23 +295,23 @@ SENSIBLE = {
 
 HYPERPARAMETERS = {
     "image_pad": "method.augment.pad",
-    "initial_steps": "method.learning.initial_steps",
+    "initial_steps": "method.learning.initial_decisions",
     "frame_stack": "method.stack",
     "k": "method.auxiliary.k",
     "eval_episodes": "evaluation.episodes",
     "eval_every_env_steps": "evaluation.every",
     "betas": "method.learning.betas",
     "batch_size": "method.learning.batch_size",
-    "critic_ema": "method.learning.critic_ema_rate",
-    "encoder_ema": "method.learning.encoder_ema_rate",
+    "critic_ema": "method.core.ema_rate",
+    "encoder_ema": "method.encoder.ema_rate",
     "target_update_every": "method.learning.ema_every",
-    "actor_update_every": "method.learning.actor_every",
-    "aux_update_every": "method.learning.auxiliary_every",
+    "actor_update_every": "method.core.actor_every",
+    "aux_update_every": "method.auxiliary.every",
     "latent_dim": "method.encoder.latent_dim",
-    "discount": "method.sac.discount",
-    "init_temperature": "method.sac.initial_temperature",
+    "discount": "method.core.discount",
+    "init_temperature": "method.core.initial_temperature",
     "replay_capacity": "method.learning.replay_capacity",
-    "log_std_bounds": "method.sac.log_std_bounds",
+    "log_std_bounds": "method.core.log_std_bounds",
 }
 
 
@@ -323,7 +325,7 @@ def test_table_3_is_what_ksl_has(capsys: pytest.CaptureFixture[str]) -> None:
     rate = "method.learning.learning_rate"
     assert live("ksl", "cheetah_run")[rate] == theirs["lr"]["cheetah_run"]
     assert live("ksl")[rate] == theirs["lr"]["otherwise"]
-    assert (live("ksl")["method.sac.target_entropy"], theirs["target_entropy"]) == (-1.0, "-|A|")
+    assert (live("ksl")["method.core.target_entropy"], theirs["target_entropy"]) == (-1.0, "-|A|")
     # The critic has its turn in every update; the optimizer is Adam throughout.
     rest = {"lr", "target_entropy", "critic_update_every", "optimizer"}
     assert set(theirs) == {*HYPERPARAMETERS, *rest}

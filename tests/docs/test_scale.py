@@ -10,7 +10,9 @@ import pytest
 
 from kstep.cli import main
 from kstep.native import Backend
-from kstep.sweep.plan import RunSpec, Status, estimate, plan, read, shipped
+from kstep.sweep.cost import estimate
+from kstep.sweep.experiments import read, shipped
+from kstep.sweep.plan import RunSpec, Status, plan
 from kstep.sweep.store import COLUMNS, OPTIONAL, REQUIRED
 from tests.docs.test_decisions import tables
 

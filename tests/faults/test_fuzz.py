@@ -20,31 +20,39 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kstep import cli
-from kstep.config import encode, resolve
-from kstep.run import Run
+from kstep.config import resolve
+from kstep.run.folder import Run
 from kstep.types import KstepError
-from tests.runs import experiment, go, weights
+from kstep.values import encode, flat
+from tests.runs import ALWAYS, experiment, go, weights
 
-ENDLESS = ("evaluation.episodes", "method.learning.pretraining", "method.learning.burst")
+ENDLESS = ("evaluation.episodes", "method.auxiliary.pretraining", "method.learning.burst")
 """What may be asked for and would take years."""
 METHODS = ["ksl", "sac_pixel", "sac_state", "proto_rl", "curl", "sac_ae", "pi_sac", "drq"]
 SMALL = [-3, -1, 0, 1, 2, 3, 5, 0.0, 0.5, 1.0, 1.5, -0.5, 1e-9]
-STRANGE = ["", "x", None, True, False, [], [1], [2, 1], [0, 0], [-1, 2], {}, {"kind": "ksl"}]
+STRANGE: list[Any] = [
+    "",
+    "x",
+    None,
+    True,
+    False,
+    [],
+    [1],
+    [2, 1],
+    [0, 0],
+    [-1, 2],
+    {},
+    {"kind": "ksl"},
+]
 STRANGE += [float("nan"), float("inf"), "none", "ä", "[", 10**30]
 HUGE = [10**9, 10**12]
 
 
-def _flat(data: Any, prefix: str = "") -> list[str]:
-    if isinstance(data, dict):
-        return [key for name, value in data.items() for key in _flat(value, f"{prefix}{name}.")]
-    return [prefix[:-1]]
-
-
-KEYS = sorted({key for method in METHODS for key in _flat(encode(resolve(method, "toy_reach")))})
+KEYS = sorted({key for name in METHODS for key, _ in flat(encode(resolve(name, "toy_reach")))})
 
 
 @st.composite
-def wishes(draw: st.DrawFn) -> tuple[str, list[str]]:
+def requests(draw: st.DrawFn) -> tuple[str, list[str]]:
     def override() -> str:
         key = draw(st.sampled_from(KEYS) | st.sampled_from(["method", "nothing", "a.b", ""]))
         if key in ENDLESS:
@@ -90,17 +98,17 @@ def fuzz(cases: int) -> settings:
 
 
 @fuzz(30)
-@given(wishes())
-def test_any_wish_is_granted_or_refused(wish: tuple[str, list[str]]) -> None:
-    ask(*wish)
+@given(requests())
+def test_any_request_is_carried_out_or_refused(asked: tuple[str, list[str]]) -> None:
+    ask(*asked)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 @fuzz(600)
-@given(wishes())
-def test_any_of_many_wishes_is_granted_or_refused(wish: tuple[str, list[str]]) -> None:
-    ask(*wish)
+@given(requests())
+def test_any_of_many_requests_is_carried_out_or_refused(asked: tuple[str, list[str]]) -> None:
+    ask(*asked)
 
 
 REACHED, BUDGET = 50, 52
@@ -110,7 +118,7 @@ REACHED, BUDGET = 50, 52
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Run]:
     """A run that can be continued, with two checkpoints, and how it would end if it were."""
     root = tmp_path_factory.mktemp("fuzz")
-    start = go(root / "start", experiment(env_steps=REACHED), checkpoint_minutes=0)
+    start = go(root / "start", experiment(env_steps=REACHED), checkpoint_minutes=ALWAYS)
     end = go(root / "end", experiment(env_steps=BUDGET))
     return start.folder, end
 

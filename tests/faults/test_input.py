@@ -44,7 +44,7 @@ class Custom(gymnasium.Env[Array, Array]):
         assert self.action_space.contains(action), "an action outside of its bounds"
         self.at = self.at + float(action[0]) * 0.01
         if self.wrong == "raises":
-            return self.at / {}["missing"]
+            raise KeyError("missing")
         if self.wrong == "old step":
             return self.at, 0.0, False, {}
         seen = np.zeros(5, np.float32) if self.wrong == "shape" else self.at.copy()
@@ -84,10 +84,14 @@ WRONG = {
 OF_PIXELS = ("no image", "flat image", "float image")
 
 
+def create(**options: Any) -> Custom:
+    return Custom(**options)
+
+
 @pytest.fixture(autouse=True)
 def _registered() -> Iterator[None]:
     for wrong in ("", *WRONG):
-        gymnasium.register(_id(wrong), Custom, max_episode_steps=30, kwargs={"wrong": wrong})
+        gymnasium.register(_id(wrong), create, max_episode_steps=30, kwargs={"wrong": wrong})
     yield
     for wrong in ("", *WRONG):
         gymnasium.registry.pop(_id(wrong))
@@ -127,15 +131,19 @@ def test_the_same_environment_put_right_trains(method: str, tmp_path: Path) -> N
 
 
 def test_k_longer_than_an_episode(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    wish = ["--set", "method.auxiliary.k=31"]
-    error = refused(capsys, tmp_path, "ksl", f"gym:{_id('')}", *wish)
-    assert "sequences of 31 decisions, but episodes of gym:Custom-v0 have 30" in error
+    longer = ["--set", "method.auxiliary.k=31"]
+    error = refused(capsys, tmp_path, "ksl", f"gym:{_id('')}", *longer)
+    assert "sequences of 31 decisions, but episodes have 30" in error
 
 
 @pytest.mark.parametrize(
     ("method", "overrides", "message"),
     [
-        ("ksl", ["method.learning.batch_size=2000"], "replay_capacity=1000 is smaller than"),
+        (
+            "ksl",
+            ["method.learning.batch_size=2000"],
+            "replay_capacity=1000 must be at least .*=2000",
+        ),
         ("ksl", ["env.observation=state"], "env.observation cannot be set"),
         ("sac_state", ["env.observation=pixels"], "env.observation cannot be set"),
     ],

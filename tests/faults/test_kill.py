@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from kstep.run import Run
+from kstep.run.folder import Run
 from tests.make import HANGING
 from tests.runs import assert_same
 
@@ -71,7 +71,7 @@ def kill_again_and_again(method: str, tmp_path: Path, kills: int, longest: float
         arguments = command(method, folder, *options)
         if killed(arguments, folder / "lock", rng.uniform(0.0, longest)):
             count += 1
-        else:  # done before it could be killed: it must be right, and the next one starts anew
+        else:  # done before it could be killed: it must be right, and the next one starts over
             assert_same(whole, Run.open(folder))
             run += 1
     assert_same(whole, finish(arguments, folder))

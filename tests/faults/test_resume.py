@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
+import torch
 
-from kstep import checkpoint, envs, origin, system
-from kstep.files import write_json
-from kstep.origin import Allowed, Origin
-from kstep.run import Run
+from kstep import envs
+from kstep.config import Experiment
+from kstep.files import fingerprint, sha256, write_json
+from kstep.run import checkpoint, legacy, provenance, system, train
+from kstep.run.evaluate import evaluate
+from kstep.run.folder import Run
+from kstep.run.health import Health
+from kstep.run.load import opened
+from kstep.run.provenance import Allowed, Provenance
+from kstep.run.train import Stopped
 from kstep.types import KstepError
-from tests.runs import assert_same, contents, experiment, go, weights
+from kstep.values import decode
+from tests.make import snapshot
+from tests.runs import ALWAYS, assert_same, contents, experiment, go, weights
 
 
 def other_version(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,11 +45,11 @@ def test_another_version_is_refused_with_the_difference(
         with pytest.raises(KstepError, match=r"torch: there 2\.13.*, here 9\.9\n.*--force-version"):
             go(run.folder, experiment(env_steps=50))
         with pytest.raises(KstepError, match="--force-version"):
-            go(run.folder, experiment(env_steps=50), allowed=Allowed(renderer=True))
+            go(run.folder, experiment(env_steps=50), allowed=Allowed(force_renderer=True))
         assert contents(run.folder) == before
         said = StringIO()
-        go(run.folder, experiment(env_steps=50), said, allowed=Allowed(version=True))
-        assert "going on all the same: torch: there 2.13" in said.getvalue()
+        go(run.folder, experiment(env_steps=50), said, allowed=Allowed(force_version=True))
+        assert "resuming all the same: torch: there 2.13" in said.getvalue()
         # From here on the other version is this run's own.
         go(run.folder, experiment(env_steps=60))
     with pytest.raises(KstepError, match=r"torch: there 9\.9"):
@@ -58,11 +70,11 @@ def test_another_renderer_is_refused_with_the_difference(
     # What draws otherwise draws other frames: that must not stop a run that was forced.
     original = envs.ControlEnv.current_frame
     monkeypatch.setattr(envs.ControlEnv, "current_frame", lambda env: original(env) ^ 1)
-    go(run.folder, experiment(env_steps=50), allowed=Allowed(renderer=True))
+    go(run.folder, experiment(env_steps=50), allowed=Allowed(force_renderer=True))
 
 
 def test_what_only_changes_rounding_is_said() -> None:
-    saved = Origin("r", {"torch": "1"}, threads=1, commit="a")
+    saved = Provenance("r", {"torch": "1"}, threads=1, commit="a")
     notes = replace(saved, threads=2, commit="b").refuse_other(saved, Allowed())
     assert notes == ["note: threads was 1, is 2", "note: commit was a, is b"]
     assert saved.refuse_other(saved, Allowed()) == []
@@ -71,7 +83,7 @@ def test_what_only_changes_rounding_is_said() -> None:
 def test_a_renderer_is_known_by_what_draws_not_by_its_speed() -> None:
     config = experiment().env
     assert envs.renderer(config) == "the toy's own"
-    assert origin.here(config, "cpu", 3).threads == 3
+    assert provenance.here(config, "cpu", 3).threads == 3
     suite = envs.renderer(envs.EnvConfig("cartpole_swingup"))
     assert suite
     assert "ms per frame" not in suite
@@ -81,17 +93,17 @@ def rewritten(run: Run, **changes: Any) -> None:
     """Change the newest checkpoint's state and make its checksum fit."""
     folder, state = checkpoint.newest(run)
     state |= changes
-    write_json(folder / "state.json", {**state, "checksum": checkpoint._checksum(state)})
+    write_json(folder / "state.json", {**state, "checksum": fingerprint(state)})
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"format": 3}, "written in format 3"), ({"digest": "0"}, "belongs to another experiment")],
+    [({"format": 99}, "written in format 99"), ({"digest": "0"}, "belongs to another experiment")],
 )
 def test_what_is_whole_but_foreign_is_refused_not_passed_over(
     changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    run = go(tmp_path / "run", experiment(env_steps=40), checkpoint_minutes=0)
+    run = go(tmp_path / "run", experiment(env_steps=40), checkpoint_minutes=ALWAYS)
     rewritten(run, **changes)
     before = contents(run.folder)
     with pytest.raises(checkpoint.Refused, match=message):
@@ -99,28 +111,50 @@ def test_what_is_whole_but_foreign_is_refused_not_passed_over(
     assert contents(run.folder) == before
 
 
-def test_the_first_format_can_be_looked_at_and_continued_by_force(tmp_path: Path) -> None:
-    from kstep.play import opened
+def as_written_earlier(run: Run, old: dict[str, Any]) -> None:
+    """Turn a run folder into one of the first format, whose experiment is `old`."""
+    digest = legacy.digest(old)
+    data = {"digest": digest, "encoder_backend": "torch", "experiment": old}
+    write_json(run.config_file, data)
+    folder, *_ = run.checkpoint_folders()
+    path = folder / "agent.safetensors"
+    names = {"auxiliary": "task"}
+    tensors = {
+        "/".join([names.get(key.split("/")[0], key.split("/")[0]), *key.split("/")[1:]]): value
+        for key, value in safetensors.torch.load_file(path).items()
+    }
+    path.write_bytes(safetensors.torch.save(tensors))
+    state = json.loads((folder / "state.json").read_text())
+    del state["checksum"]
+    state |= {"format": 2, "digest": digest, "weights": sha256(path)}
+    state["origin"] = state.pop("provenance")
+    write_json(folder / "state.json", {**state, "checksum": fingerprint(state)})
 
-    whole = go(tmp_path / "whole", experiment(env_steps=50))
-    run = go(tmp_path / "run", experiment(env_steps=40))
-    folder, state = checkpoint.newest(run)
-    positions = {name: value["bytes"] for name, value in state["positions"].items()}
-    del state["origin"]
-    write_json(folder / "state.json", {**state, "format": 1, "positions": positions})
-    with opened(run.folder) as (_, _, counts):
-        assert counts.env_steps == 40
-    with pytest.raises(KstepError, match=r"does not say what computed it.*--force-version"):
-        go(run.folder, experiment(env_steps=50))
-    allowed = Allowed(version=True, renderer=True)
-    again = go(run.folder, experiment(env_steps=50), allowed=allowed)
-    first, second = weights(whole), weights(again)
-    assert all((first[key] == second[key]).all() for key in first)
+
+def test_a_run_of_an_earlier_version_can_be_looked_at_but_not_resumed(tmp_path: Path) -> None:
+    file = Path(__file__).parents[1] / "legacy" / "experiments.json"
+    old = json.loads(file.read_text())["ksl toy_reach debug"]["experiment"] | {"env_steps": 45}
+    run = go(tmp_path / "run", decode(Experiment, legacy.experiment(old)))
+    learned = snapshot(weights(run))  # the file they are mapped from is rewritten
+    as_written_earlier(run, old)
+    assert "task/predictor.weight" in safetensors.torch.load_file(
+        run.checkpoint_folders()[-1] / "agent.safetensors"
+    )
+    with opened(run.folder) as (agent, _, counts):
+        assert counts.env_steps == 45
+        assert counts.updates > 0
+        for name, value in agent.state().items():
+            assert torch.equal(value, learned[name]), name
+    before = contents(run.folder)
+    longer = decode(Experiment, legacy.experiment(old | {"env_steps": 60}))
+    with pytest.raises(KstepError, match=r"earlier version of kstep.*not resumed.*--folder"):
+        go(run.folder, longer)
+    assert contents(run.folder) == before
 
 
 def test_a_state_that_was_changed_is_not_believed(tmp_path: Path) -> None:
     whole = go(tmp_path / "whole", experiment())
-    run = go(tmp_path / "run", experiment(), checkpoint_minutes=0)
+    run = go(tmp_path / "run", experiment(), checkpoint_minutes=ALWAYS)
     last = sorted(run.checkpoints.iterdir())[-1]
     state = json.loads((last / "state.json").read_text())
     state["counts"]["episodes"] += 1  # still valid in every other respect
@@ -156,39 +190,38 @@ def test_a_log_that_was_changed_is_not_vouched_for(
 def test_a_run_killed_before_its_last_evaluation_still_makes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kstep import train
-
     whole = go(tmp_path / "whole", experiment(env_steps=60))
-    original = train._Trainer._evaluate
+    marks = iter((0, 50, 60))
 
-    def evaluate(self: Any, mark: int) -> None:
-        if mark == 60:
+    def until_the_last(*arguments: Any) -> Any:
+        if next(marks) == 60:
             raise RuntimeError("power cut")
-        original(self, mark)
+        return evaluate(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(train._Trainer, "_evaluate", evaluate)
+        patch.setattr(train, "evaluate", until_the_last)
         with pytest.raises(RuntimeError, match="power cut"):
-            go(tmp_path / "run", experiment(env_steps=60), checkpoint_minutes=0)
+            go(tmp_path / "run", experiment(env_steps=60), checkpoint_minutes=ALWAYS)
     assert_same(whole, go(tmp_path / "run", experiment(env_steps=60)))
 
 
 def test_two_checkpoints_between_two_decisions_and_both_are_kept(tmp_path: Path) -> None:
     """Nothing is ever removed to make room for what takes its place."""
-    from kstep import train
-
     run = go(tmp_path / "run", experiment(env_steps=40))
     saved = sorted(path.name for path in run.checkpoints.iterdir())
-    longer = Run.prepare(run.folder, experiment(env_steps=41))
-    original = train._Trainer._decide
 
-    def decide(self: Any) -> None:
-        self._save()
-        original(self)
+    class Stopping(Health):
+        """The last thing that is made before the first decision."""
+
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train._Trainer, "_decide", decide)
-        go(longer.folder, experiment(env_steps=41))
+        patch.setattr(train, "Health", Stopping)
+        with pytest.raises(Stopped, match="stopped at 40 env steps"):
+            go(run.folder, experiment(env_steps=41))
+    go(run.folder, experiment(env_steps=41))
     assert saved == ["000000040"]
     assert sorted(path.name for path in run.checkpoints.iterdir()) == ["000000040.1", "000000041"]
 

@@ -16,11 +16,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from kstep import envs, train
+from kstep import envs
 from kstep.config import EvaluationConfig, Experiment, resolve
 from kstep.methods import find
-from kstep.run import Run
-from kstep.train import Runtime
+from kstep.run import train
+from kstep.run.folder import Run
+from kstep.run.runtime import Runtime
 
 MARGIN = 4.0
 DECISIONS = 8_000
@@ -41,20 +42,15 @@ METHODS = [
 
 def experiment(method: str) -> Experiment:
     """Between `debug` and the real thing: small networks, small frames, small batches."""
-    small = resolve(
-        method,
-        "toy_reach",
-        preset="debug",
-        env_steps=DECISIONS,
-        overrides=[
-            "method.learning.batch_size=32",
-            "method.learning.initial_steps=300",
-            f"method.learning.replay_capacity={DECISIONS}",
-            "method.sac.hidden=128",
-            "method.encoder.channels=16",
-            "method.encoder.latent_dim=32",
-        ],
-    )
+    overrides = [
+        "method.learning.batch_size=32",
+        "method.learning.initial_decisions=300",
+        f"method.learning.replay_capacity={DECISIONS}",
+        "method.core.hidden=128",
+    ]
+    if find(method).observation == "pixels":
+        overrides += ["method.encoder.channels=16", "method.encoder.latent_dim=32"]
+    small = resolve(method, "toy_reach", preset="debug", env_steps=DECISIONS, overrides=overrides)
     if method == "proto_rl":
         # With the 16 prototypes of `debug` the loss stays at ln 16, all features alike, for
         # thousands of updates; with the method's own 512 it leaves that within 300.

@@ -1,4 +1,4 @@
-"""Engines: a sweep end to end, failures beside successes, killed runs that go on."""
+"""Engines: a sweep end to end, failures beside successes, killed runs that resume."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ import pytest
 
 from kstep.cli import main
 from kstep.sweep import engines
-from kstep.sweep.engines import Local, Slot, carry_out, divide
-from kstep.sweep.plan import NO_ENCODERS, RunSpec, is_locked, plan, read, status
+from kstep.sweep.engines import Local, Slot, divide, execute
+from kstep.sweep.experiments import read
+from kstep.sweep.plan import NO_ENCODERS, RunSpec, plan, status
 from kstep.types import KstepError
 from tests.make import HANGING
 
@@ -103,7 +104,7 @@ def test_frozen_encoders_from_the_first_stage_to_the_table(
     said = capsys.readouterr().out
     assert "8 runs: 8 missing" in said
     assert "4 of them on frozen encoders: 0 can be planned now, 4 when" in said
-    # One source cannot be trained: the others' encoders are carried over all the same.
+    # One source cannot be trained: the others' encoders are transferred all the same.
     spoiled = runs / "toy_reach" / "rad-debug" / "seed1"
     spoiled.mkdir(parents=True)
     (spoiled / "somebody's file").touch()
@@ -130,13 +131,27 @@ def test_frozen_encoders_from_the_first_stage_to_the_table(
 
 def test_a_run_without_its_encoders_is_not_tried_twice(tmp_path: Path) -> None:
     (spec,) = specs_in(tmp_path, "sac_pixel", env_steps=60)
-    assert carry_out(spec, Slot()).result == "done"
-    outcome = carry_out(replace(spec, save_encoders_every=30), Slot(), retries=3)
+    assert execute(spec, Slot()).result == "done"
+    outcome = execute(replace(spec, save_encoders_every=30), Slot(), retries=3)
     assert (outcome.result, outcome.attempts) == ("failed", 1)
     assert outcome.error == NO_ENCODERS
 
 
-def test_one_failure_is_recorded_and_the_others_go_on(tmp_path: Path) -> None:
+def test_nothing_is_imported_from_the_current_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (spec,) = specs_in(tmp_path, "sac_state", env_steps=60)
+    hostile = tmp_path / "hostile"
+    hostile.mkdir()
+    for name in ("gymnasium", "torch", "rich", "tyro"):
+        (hostile / f"{name}.py").write_text("raise SystemExit('imported from here')\n")
+    monkeypatch.chdir(hostile)
+    outcome = execute(spec, replace(Slot(), overlap="on"))
+    assert outcome.result == "done", outcome.error
+    assert not (hostile / "__pycache__").exists()
+
+
+def test_one_failure_is_recorded_and_the_others_continue(tmp_path: Path) -> None:
     bad, good = specs_in(tmp_path, "sac_state", seeds=2)
     bad.folder.mkdir(parents=True)
     (bad.folder / "somebody's file").touch()
@@ -149,12 +164,12 @@ def test_one_failure_is_recorded_and_the_others_go_on(tmp_path: Path) -> None:
     assert "is not a run of kstep" in status(bad).problem
 
 
-def test_a_killed_run_goes_on_and_ends_as_if_undisturbed(tmp_path: Path) -> None:
+def test_a_killed_run_resumes_and_ends_as_if_undisturbed(tmp_path: Path) -> None:
     for name in ("calm", "killed"):
         (tmp_path / name).mkdir()
     (calm,) = specs_in(tmp_path / "calm", "sac_state", env_steps=300)
     (killed,) = specs_in(tmp_path / "killed", "sac_state", env_steps=300)
-    assert carry_out(calm, OFTEN).result == "done"
+    assert execute(calm, OFTEN).result == "done"
 
     def kill_once() -> None:
         lock = killed.folder / "lock"
@@ -163,25 +178,25 @@ def test_a_killed_run_goes_on_and_ends_as_if_undisturbed(tmp_path: Path) -> None
 
     killer = threading.Thread(target=kill_once)
     killer.start()
-    outcome = carry_out(killed, OFTEN, retries=2)
+    outcome = execute(killed, OFTEN, retries=2)
     killer.join()
     assert (outcome.result, outcome.attempts) == ("done", 2)
     assert results(killed) == results(calm)
-    first, second = map(json.loads, killed.attempts.read_text().splitlines())
+    first, second = map(json.loads, killed.run.attempts_file.read_text().splitlines())
     assert "killed by SIGKILL" in first["error"]
     assert first["decisions"] > 0
     assert first["decisions"] + second["decisions"] == 300
 
 
-def test_a_larger_budget_goes_on_with_what_is_there(tmp_path: Path) -> None:
+def test_a_larger_budget_continues_the_same_run(tmp_path: Path) -> None:
     (small,) = specs_in(tmp_path, "sac_state", env_steps=60)
-    assert carry_out(small, Slot()).result == "done"
+    assert execute(small, Slot()).result == "done"
     large = replace(small, env_steps=200)
     assert (status(large).state, status(large).env_steps) == ("partly", 60)
-    assert carry_out(large, Slot()).result == "done"
-    assert "going on at 60 env steps" in large.log.read_text()
+    assert execute(large, Slot()).result == "done"
+    assert "resuming at 60 env steps" in large.run.log_file.read_text()
     (at_once,) = specs_in(tmp_path / "at_once", "sac_state", env_steps=200)
-    assert carry_out(at_once, Slot()).result == "done"
+    assert execute(at_once, Slot()).result == "done"
     # The same but for the evaluation at the end of the small budget.
     assert set(results(at_once).splitlines()) < set(results(large).splitlines())
 
@@ -189,8 +204,8 @@ def test_a_larger_budget_goes_on_with_what_is_there(tmp_path: Path) -> None:
 def test_stopping_writes_a_checkpoint_and_nothing_outlives_its_starter(tmp_path: Path) -> None:
     (spec,) = specs_in(tmp_path, "sac_state", env_steps=1_000_000)
     code = (
-        "import sys, pickle; from kstep.sweep.engines import carry_out, Slot\n"
-        "carry_out(pickle.loads(sys.stdin.buffer.read()), Slot())"
+        "import sys, pickle; from kstep.sweep.engines import execute, Slot\n"
+        "execute(pickle.loads(sys.stdin.buffer.read()), Slot())"
     )
     import pickle
 
@@ -199,30 +214,30 @@ def test_stopping_writes_a_checkpoint_and_nothing_outlives_its_starter(tmp_path:
     starter.stdin.write(pickle.dumps(spec))
     starter.stdin.close()
     lock = spec.folder / "lock"
-    wait_until(lambda: lock.exists() and lock.read_text() and is_locked(spec.folder))
+    wait_until(lambda: lock.exists() and lock.read_text() and spec.run.is_locked())
     evaluations = spec.folder / "evaluations.jsonl"
     wait_until(lambda: evaluations.exists() and evaluations.stat().st_size > 0)
     assert status(spec).state == "running"
     process = psutil.Process(int(lock.read_text()))
     # A second writer is kept out and does not count as a failure.
     quick = replace(spec, env_steps=10)
-    patience, engines.PATIENCE = engines.PATIENCE, 0.5
+    seconds, engines.LOCK_SECONDS = engines.LOCK_SECONDS, 0.5
     try:
-        assert carry_out(quick, Slot()).result == "busy"
+        assert execute(quick, Slot()).result == "busy"
     finally:
-        engines.PATIENCE = patience
+        engines.LOCK_SECONDS = seconds
     starter.kill()
     starter.wait()
     wait_until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
-    assert not is_locked(spec.folder)
+    assert not spec.run.is_locked()
     assert list(spec.folder.glob("checkpoints/0*"))
-    # Stopped through its engine, it goes on from there and stops again.
+    # It resumes, and is stopped through its engine.
     before = status(spec).env_steps
     events = Local(1).run([spec], Slot(), 1)
-    wait_until(lambda: next(events) is None and is_locked(spec.folder))
+    wait_until(lambda: next(events) is None and spec.run.is_locked())
     time.sleep(1)
     events.close()
-    assert not is_locked(spec.folder)
+    assert not spec.run.is_locked()
     assert status(spec).state == "partly"
     assert status(spec).env_steps >= before
-    assert json.loads(spec.attempts.read_text().splitlines()[-1])["outcome"] == "stopped"
+    assert json.loads(spec.run.attempts_file.read_text().splitlines()[-1])["outcome"] == "stopped"

@@ -20,7 +20,7 @@ import pytest
 import kstep
 from kstep.cli import main
 from kstep.sweep.engines import Local
-from kstep.sweep.plan import RunSpec, is_locked, newest_checkpoint, status
+from kstep.sweep.plan import RunSpec, status
 from tests.make import HANGING
 from tests.sweep.test_engines import OFTEN, results, specs_in, wait_until
 
@@ -87,8 +87,8 @@ def test_the_same_table_as_local(cluster: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_frozen_encoders_where_nodes_share_no_disk(cluster: Any, tmp_path: Path) -> None:
-    chosen = ["generalization", "--methods", "ksl", "--seeds", "1", "--sync"]
+def test_frozen_encoders(cluster: Any, tmp_path: Path) -> None:
+    chosen = ["generalization", "--methods", "ksl", "--seeds", "1"]
     out = ended_well(sweep(cluster, *chosen, "--runs", str(tmp_path / "runs")))
     assert "sweep ended: 4 done" in out
 
@@ -104,7 +104,7 @@ def training(spec: RunSpec, home: Path, sweeping: subprocess.Popen[str]) -> psut
 
     def trains() -> bool:
         assert sweeping.poll() is None, sweeping.communicate()[0]
-        if newest_checkpoint(spec.folder) is None or not is_locked(spec.folder):
+        if spec.run.checkpointed() < 0 or not spec.run.is_locked():
             return False
         for process in psutil.process_iter():
             try:
@@ -112,7 +112,7 @@ def training(spec: RunSpec, home: Path, sweeping: subprocess.Popen[str]) -> psut
                 ours = process.environ().get("HOME") == str(home)
             except psutil.Error:
                 continue
-            if ours and "kstep.sweep.leash" in words:
+            if ours and "kstep.sweep.die_with_parent" in words:
                 seed = words[words.index("--seed") + 1]
                 found.extend([process] * (seed == str(spec.seed)))
         return bool(found)
@@ -122,15 +122,12 @@ def training(spec: RunSpec, home: Path, sweeping: subprocess.Popen[str]) -> psut
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("travels", [False, True], ids=["shared disk", "no shared disk"])
-def test_a_worker_and_a_node_die_and_nothing_is_lost(
-    travels: bool, cluster: Any, tmp_path: Path
-) -> None:
+def test_a_worker_and_a_node_die_and_nothing_is_lost(cluster: Any, tmp_path: Path) -> None:
     for name in ("local", "ray"):
         (tmp_path / name).mkdir()
     wild = specs_in(tmp_path / "ray", "sac_state", seeds=3, env_steps=300)
     often = ["--checkpoint-minutes", str(OFTEN.checkpoint_minutes)]
-    runs = ["--runs", str(tmp_path / "ray" / "runs"), *(["--sync"] * travels)]
+    runs = ["--runs", str(tmp_path / "ray" / "runs")]
     sweeping = sweep(cluster, str(tmp_path / "ray" / "tiny.toml"), *runs, *often)
     worker = training(wild[0], tmp_path, sweeping).parent()
     assert worker is not None
@@ -140,8 +137,8 @@ def test_a_worker_and_a_node_die_and_nothing_is_lost(
     cluster.remove_node(cluster.second, allow_graceful=False)
     assert "sweep ended: 3 done" in ended_well(sweeping)
     assert {status(spec).state for spec in wild} == {"done"}
-    assert not any(is_locked(spec.folder) for spec in wild)
-    assert "going on at" in wild[0].log.read_text()
+    assert not any(spec.run.is_locked() for spec in wild)
+    assert "resuming at" in wild[0].run.log_file.read_text()
     calm = specs_in(tmp_path / "local", "sac_state", seeds=3, env_steps=300)
     assert all(event[1].result == "done" for event in Local(2).run(calm, OFTEN, 1) if event)
     for ours, theirs in zip(calm, wild, strict=True):

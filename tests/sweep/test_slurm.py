@@ -1,4 +1,4 @@
-"""Slurm's engine, rehearsed with submitit's local executor (no Slurm needed)."""
+"""Slurm's engine, tested with submitit's local executor (no Slurm needed)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytest.importorskip("submitit")
 pytestmark = pytest.mark.slow
 
 
-def test_jobs_carry_out_runs(tmp_path: Path) -> None:
+def test_jobs_execute_runs(tmp_path: Path) -> None:
     specs = specs_in(tmp_path, "sac_state", env_steps=60)
     outcomes = dict(event for event in Slurm(cluster="local").run(specs, Slot(), 1) if event)
     assert [outcome.result for outcome in outcomes.values()] == ["done"], outcomes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,8 +11,9 @@ from scipy.stats import kstest, norm, ortho_group
 
 from kstep.analysis import evaluation_set, fit
 from kstep.analysis.collapse import collapse, effective_rank, uniformity
+from kstep.analysis.distances import share, typical_distance
 from kstep.analysis.evaluation_set import EvaluationSet
-from kstep.analysis.gradients import Angle, angles, direction, gradients, live_angles
+from kstep.analysis.gradients import gradients
 from kstep.analysis.horizon import horizon, predictions
 from kstep.analysis.perturbation import (
     PERTURBATIONS,
@@ -26,12 +26,13 @@ from kstep.analysis.perturbation import (
 )
 from kstep.analysis.reward_mse import reward_mse
 from kstep.analysis.reward_pca import principal_components, reward_pca, separability
-from kstep.analysis.saliency import Saliency, attention, overlay, sensitivity, side_by_side
-from kstep.analysis.spread import share, spread
+from kstep.analysis.saliency import attention, focus, overlay, sensitivity, side_by_side
 from kstep.analysis.state_probe import state_probe
+from kstep.analysis.tables import Row
 from kstep.analysis.temporal import temporal
 from kstep.auxiliary.ksl import KSL
-from kstep.nets.encoder import EncoderConfig, PixelEncoder
+from kstep.nets.encoder import PixelEncoder, PixelEncoderConfig
+from kstep.run.update_angles import Angle, angles, direction, live_angles
 from kstep.types import KstepError
 from tests.make import agent_and_replay
 
@@ -78,7 +79,7 @@ def test_a_rotation_changes_nothing() -> None:
     assert temporal(latents, EPISODE).distance == pytest.approx(temporal(turned, EPISODE).distance)
     assert effective_rank(latents) == pytest.approx(effective_rank(turned))
     assert uniformity(latents) == pytest.approx(uniformity(turned))
-    assert spread(latents) == pytest.approx(spread(turned))
+    assert typical_distance(latents) == pytest.approx(typical_distance(turned))
     assert np.allclose(state_probe(latents, state, EPISODE), state_probe(turned, state, EPISODE))
 
 
@@ -97,8 +98,8 @@ def test_what_is_normalized_does_not_depend_on_scale() -> None:
 def test_spread_is_the_distance_of_two_random_states() -> None:
     left, right = RNG.integers(0, N, (2, 100_000))
     drawn = np.sqrt(np.mean(np.sum((LATENTS[left] - LATENTS[right]) ** 2, axis=1)))
-    assert spread(LATENTS) == pytest.approx(drawn, rel=0.01)
-    assert spread(np.array([[0.0], [2.0]])) == pytest.approx(np.sqrt(2.0))
+    assert typical_distance(LATENTS) == pytest.approx(drawn, rel=0.01)
+    assert typical_distance(np.array([[0.0], [2.0]])) == pytest.approx(np.sqrt(2.0))
     assert np.isnan(share(0.0, CONSTANT))
 
 
@@ -133,9 +134,16 @@ def test_perturbed_latents_by_hand() -> None:
 
 
 def test_changes_in_sensitivity_by_hand() -> None:
-    rows = [
-        {"label": "a", "task": "t", "seed": seed, "env_steps": at, "perturbation": "noise"}
-        | {"distance": value, "normalized": value / 10}
+    rows: list[Row] = [
+        {
+            "label": "a",
+            "task": "t",
+            "seed": seed,
+            "env_steps": at,
+            "perturbation": "noise",
+            "distance": value,
+            "normalized": value / 10,
+        }
         for seed, values in ((1, (1.0, 3.0, 2.0)), (2, (5.0, 5.0, 5.0)))
         for at, value in zip((10, 20, 30), values, strict=True)
     ]
@@ -144,10 +152,10 @@ def test_changes_in_sensitivity_by_hand() -> None:
     assert change["normalized"] == pytest.approx(0.075)
     assert (change["seeds"], change["every"]) == (2, 10)
     # Neither the untrained encoder nor the last one, closer to the one before, belongs in it.
-    odd = [{**rows[0], "env_steps": at, "distance": 99.0} for at in (0, 33)]
+    odd: list[Row] = [{**rows[0], "env_steps": at, "distance": 99.0} for at in (0, 33)]
     assert changes_in_sensitivity([*odd, *rows]) == [change]
     # Tasks are told apart.
-    other = [{**row, "task": "u", "distance": 7.0} for row in rows]
+    other: list[Row] = [{**row, "task": "u", "distance": 7.0} for row in rows]
     both = changes_in_sensitivity([*rows, *other])
     assert [(c["task"], c["distance"]) for c in both] == [("t", change["distance"]), ("u", 0.0)]
     (alone,) = changes_in_sensitivity(rows[:1])
@@ -162,7 +170,7 @@ def test_perturbed_images() -> None:
     before = STACKS.copy()
     for perturb in PERTURBATIONS.values():
         version = perturb(STACKS, rng)
-        assert (version.shape, version.dtype) == (STACKS.shape, np.uint8)
+        assert (version.shape, version.dtype) == (STACKS.shape, np.dtype(np.uint8))
         assert (version != STACKS).any(axis=(1, 2, 3, 4)).all()
     assert (before == STACKS).all()
     black = (erased(STACKS, rng) == 0).all(axis=-1)
@@ -319,14 +327,14 @@ def test_angles_are_those_between_the_steps_that_were_taken(
 ) -> None:
     agent, replay = agent_and_replay(method)
     moved: dict[str, dict[str, torch.Tensor]] = {}
-    step = agent.optimizers._step
+    minimize = agent.optimizers.minimize
 
-    def watched(name: str, gradients: Sequence[torch.Tensor | None]) -> None:
+    def watched(name: str, loss: torch.Tensor, *, partly: bool = False) -> None:
         before = {key: p.detach().clone() for key, p in agent.encoder.named_parameters()}
-        step(name, gradients)
+        minimize(name, loss, partly=partly)
         moved[name] = {key: p.detach() - before[key] for key, p in agent.encoder.named_parameters()}
 
-    monkeypatch.setattr(agent.optimizers, "_step", watched)
+    monkeypatch.setattr(agent.optimizers, "minimize", watched)
     for _ in range(3):
         agent.update(replay)
     found = live_angles(agent.optimizers, agent.encoder)
@@ -365,10 +373,10 @@ def test_predictions_go_with_the_actions_taken_and_the_states_reached(
 ) -> None:
     monkeypatch.setattr(evaluation_set, "BATCH", batch)
     agent, _ = agent_and_replay(method)
-    assert isinstance(agent.task, KSL)
-    borrowed = agent.task.borrowed_layers
+    assert isinstance(agent.auxiliary, KSL)
+    borrowed = agent.auxiliary.borrowed_layers
     assert borrowed == (2 if method == "ksl-k1-l2" else 0)
-    layers = agent.core.critic.first_layers(borrowed) if borrowed else []
+    layers = agent.core.borrowed_layers(borrowed)
     encode = agent.encoder.features if method == "ksl-conv" else agent.encoder
     size, episode = agent.spec.frame_shape[0], np.repeat([0, 1], [6, 5])
     on = EvaluationSet(
@@ -386,14 +394,16 @@ def test_predictions_go_with_the_actions_taken_and_the_states_reached(
     with torch.no_grad():
         for index, begin in enumerate(begins):
             views = torch.from_numpy(on.stacks(np.arange(begin, begin + 5)))
-            target = agent.task.targets(agent.task_encoder, views[:, None])[:, 0].numpy()
+            target = agent.auxiliary.targets(agent.auxiliary_slow_encoder, views[:, None])[
+                :, 0
+            ].numpy()
             assert start[index] == pytest.approx(target[0], abs=1e-5)
             assert reached[index] == pytest.approx(target[1:], abs=1e-5)
             latent = encode(views[:1])
             for j in range(4):
                 action = torch.from_numpy(on.action[begin + j : begin + j + 1])
-                latent = agent.task.transition(latent, action, layers)
-                wanted = agent.task.predictor(agent.task.projector(latent))[0].numpy()
+                latent = agent.auxiliary.transition(latent, action, layers)
+                wanted = agent.auxiliary.predictor(agent.auxiliary.projector(latent))[0].numpy()
                 assert predicted[index, j] == pytest.approx(wanted, abs=1e-5)
     with pytest.raises(KstepError, match="longer than 9 decisions"):
         predictions(agent, on, 9)
@@ -434,12 +444,13 @@ def test_attention_is_where_the_map_is_active() -> None:
     assert not enlarged[:, 7:].any()
     even, focused = np.ones((2, 10, 10)), np.zeros((2, 10, 10))
     focused[:, 0] = 1.0
-    assert Saliency(even, focused).focus == pytest.approx((0.1, 1.0))
+    assert (focus(even), focus(focused)) == pytest.approx((0.1, 1.0))
 
 
 @pytest.mark.parametrize("strides", [(2, 1, 1, 1), (2, 2, 1, 1)])
 def test_attention_lies_on_what_an_encoder_sees(strides: tuple[int, ...]) -> None:
-    config = EncoderConfig(strides=strides)  # its first weights look only at the middle pixel
+    # Its initial weights see only the middle pixel.
+    config = PixelEncoderConfig(strides=strides, init="delta_orthogonal")
     encoder = PixelEncoder(config, (84, 84, 3), 1)
     for row, column in ((11, 43), (59, 71)):
         image = np.zeros((1, 1, 84, 84, 3), np.uint8)
@@ -454,6 +465,6 @@ def test_overlays_are_pictures() -> None:
     frames = STACKS[:, -1]
     maps = np.zeros((5, 24, 24))
     assert overlay(frames, maps, 2).shape == (5, 48, 48, 3)
-    pictures = side_by_side(frames, Saliency(maps, maps), 4)
+    pictures = side_by_side(frames, (maps, maps), 4)
     assert pictures.shape == (5, 96, 288, 3)
     assert pictures.dtype == np.uint8

@@ -9,27 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kstep.augment import (
-    Augment,
-    AugmentConfig,
-    Identity,
-    Padding,
-    RandomCrop,
-    RandomShift,
-    RandomTranslate,
-    build,
-    crop,
-    shift,
-)
+from kstep.data.augment import Augment, NoAugment, Padding, Shift, cut
+from kstep.data.crop import Crop
 from kstep.types import Array, KstepError
+from kstep.values import decode
 
 PAD_MODES = {"replicate": "edge", "zero": "constant", "mirror": "symmetric"}
 ALL: list[Augment] = [
-    Identity(),
-    RandomShift(2),
-    RandomShift(2, "zero"),
-    RandomCrop(2),
-    RandomTranslate(2),
+    NoAugment(),
+    Shift(2),
+    Shift(2, "zero"),
+    Shift(2, "mirror"),
+    Crop(2),
 ]
 MOVING = ALL[1:]
 
@@ -44,6 +35,12 @@ def naive_shift(frame: Array, top: int, left: int, pad: int, padding: str) -> Ar
     height, width, _ = frame.shape
     result: Array = padded[top : top + height, left : left + width]
     return result
+
+
+def shift(observation: Array, offsets: Array, pad: int, padding: Padding) -> Array:
+    """What `Shift` does once its offsets are drawn."""
+    height, width = observation.shape[-3:-1]
+    return cut(observation, offsets, height, width, pad=pad, padding=padding)
 
 
 @settings(max_examples=60, deadline=None)
@@ -97,18 +94,18 @@ def test_shift_at_every_offset(padding: Padding) -> None:
 def test_crop_at_every_offset() -> None:
     stacks = np.broadcast_to(images(2, 10, 12, 3), (12, 2, 10, 12, 3))
     offsets = np.array([(top, left) for top in range(3) for left in range(4)])
-    for cut, (top, left) in zip(crop(stacks, offsets, 8, 9), offsets, strict=True):
-        assert np.array_equal(cut, stacks[0][:, top : top + 8, left : left + 9])
+    for view, (top, left) in zip(cut(stacks, offsets, 8, 9), offsets, strict=True):
+        assert np.array_equal(view, stacks[0][:, top : top + 8, left : left + 9])
 
 
 def test_constant_image_is_unchanged_under_replication() -> None:
     observation = np.full((64, 3, 20, 20, 3), 77, np.uint8)
-    assert np.array_equal(RandomShift(4).train_view(observation, rng()), observation)
+    assert np.array_equal(Shift(4).train_view(observation, rng()), observation)
 
 
 def test_zero_padding_shows_a_black_border_up_to_pad() -> None:
     observation = np.full((500, 2, 20, 20, 3), 77, np.uint8)
-    view = RandomShift(4, "zero").train_view(observation, rng())
+    view = Shift(4, "zero").train_view(observation, rng())
     assert (view[..., 4:-4, 4:-4, :] == 77).all()
     black_rows = (view == 0).all(axis=(1, 3, 4)).sum(axis=1)
     black_columns = (view == 0).all(axis=(1, 2, 4)).sum(axis=1)
@@ -164,7 +161,7 @@ def test_generator_decides_and_input_is_unchanged(augment: Augment) -> None:
     generator = rng(1)
     one, two, again = (augment.train_view(observation, g) for g in (rng(1), generator, generator))
     assert np.array_equal(one, two)
-    if not isinstance(augment, Identity):
+    if not isinstance(augment, NoAugment):
         assert not np.array_equal(two, again)
         assert not np.shares_memory(two, observation)
     acting = augment.act_view(observation)
@@ -178,17 +175,17 @@ def test_generator_decides_and_input_is_unchanged(augment: Augment) -> None:
     assert np.array_equal(augment.act_view(observation[3]), acting[3])
 
 
-def test_identity_accepts_state_vectors() -> None:
+def test_no_augmentation_accepts_state_vectors() -> None:
     state = np.ones((5, 1, 7), np.float32)
-    assert Identity().train_view(state, rng()) is state
-    assert Identity().act_view(state) is state
+    assert NoAugment().train_view(state, rng()) is state
+    assert NoAugment().act_view(state) is state
     for augment in MOVING:
-        with pytest.raises(ValueError, match="shape"):
+        with pytest.raises(ValueError, match=r"image stacks|cannot cut"):
             augment.train_view(state, rng())
 
 
 def test_crop_renders_more_and_acts_on_the_centre() -> None:
-    augment = RandomCrop()
+    augment = Crop()
     assert augment.render_size(84) == 100
     observation = images(6, 3, 100, 100, 3)
     assert augment.train_view(observation, rng()).shape == (6, 3, 84, 84, 3)
@@ -198,58 +195,45 @@ def test_crop_renders_more_and_acts_on_the_centre() -> None:
     assert set((found[:, 0, 0, 0, 0] - 1).tolist()) == set(range(17))
 
 
-def test_translate_pastes_the_centre_into_black() -> None:
-    augment = RandomTranslate()
-    assert augment.render_size(108) == 108
-    observation = images(8, 3, 108, 108, 3)
-    centre = observation[:, :, 4:104, 4:104]
-    acting = augment.act_view(observation)
-    assert np.array_equal(acting[:, :, 4:104, 4:104], centre)
-    assert (acting != 0).sum() == centre.size
-    view = augment.train_view(observation, rng())
-    assert view.shape == observation.shape
-    assert (view != 0).sum() == centre.size
-    for b in range(8):
-        rows, columns = np.nonzero(view[b, 0, :, :, 0])
-        top, left = rows.min(), columns.min()
-        assert np.array_equal(view[b][:, top : top + 100, left : left + 100], centre[b])
-
-
 def test_shift_leaves_rendering_and_acting_alone() -> None:
     observation = images(2, 3, 12, 12, 3)
-    assert RandomShift().render_size(84) == 84
-    assert RandomShift().act_view(observation) is observation
+    assert Shift().render_size(84) == 84
+    assert Shift().act_view(observation) is observation
 
 
-def test_build_follows_the_config() -> None:
-    assert isinstance(build(AugmentConfig("none")), Identity)
-    shifted = build(AugmentConfig("shift"))
-    assert isinstance(shifted, RandomShift)
-    assert (shifted.pad, shifted.padding) == (4, "replicate")
-    shifted = build(AugmentConfig("shift", pad=2, padding="zero"))
-    assert isinstance(shifted, RandomShift)
-    assert (shifted.pad, shifted.padding) == (2, "zero")
-    assert build(AugmentConfig("crop")).render_size(84) == 100
-    assert build(AugmentConfig("crop", pad=3)).render_size(84) == 90
-    translate = build(AugmentConfig("translate"))
-    assert isinstance(translate, RandomTranslate)
-    assert translate.pad == 4
+def test_curls_crops_never_lie_at_the_far_edge() -> None:
+    stacks = np.broadcast_to(coordinates(20), (999, 1, 20, 20, 2))
+    for last_offset, tops in ((True, {0, 1, 2, 3, 4}), (False, {0, 1, 2, 3})):
+        view = Crop(2, last_offset).train_view(stacks, rng())
+        assert set((view[:, 0, 0, 0, 0] - 1).tolist()) == tops
+
+
+def test_augmentations_are_read_by_their_kind() -> None:
+    assert decode(Augment, {"kind": "none"}) == NoAugment()
+    assert decode(Augment, {"kind": "shift"}) == Shift(4, "replicate")
+    assert decode(Augment, {"kind": "shift", "pad": 2, "padding": "zero"}) == Shift(2, "zero")
+    assert decode(Augment, {"kind": "crop", "pad": 3}).render_size(84) == 90
 
 
 def test_wrong_values_are_refused_with_what_is_allowed() -> None:
-    with pytest.raises(KstepError, match="'jitter': allowed are none, shift, crop, translate"):
-        build(AugmentConfig("jitter"))  # type: ignore[arg-type]
-    with pytest.raises(KstepError, match="'circular': allowed are replicate, zero, mirror"):
-        build(AugmentConfig("shift", padding="circular"))  # type: ignore[arg-type]
-    with pytest.raises(KstepError, match="pad = -1"):
-        build(AugmentConfig("crop", pad=-1))
+    for data, message in (
+        ({"kind": "jitter"}, "kind must be one of none, shift, crop, not 'jitter'"),
+        (
+            {"kind": "shift", "padding": "circular"},
+            "padding must be one of replicate, zero, mirror",
+        ),
+        ({"kind": "crop", "pad": -1}, "pad must be at least 0, not -1"),
+        ({"kind": "crop", "padding": "zero"}, "has no 'padding'"),
+    ):
+        with pytest.raises(KstepError, match=message):
+            decode(Augment, data, "method.augment")
     with pytest.raises(ValueError, match="cannot cut 8 pixels"):
-        RandomCrop(8).act_view(images(1, 3, 16, 16, 3))
+        Crop(8).act_view(images(1, 3, 16, 16, 3))
     with pytest.raises(ValueError, match="one per stack"):
-        shift(images(2, 3, 8, 8, 3), np.zeros((3, 2), int), 1)
+        shift(images(2, 3, 8, 8, 3), np.zeros((3, 2), int), 1, "zero")
     with pytest.raises(ValueError, match=r"0\.\.2"):
-        shift(images(1, 3, 8, 8, 3), np.array([[3, 0]]), 1)
+        shift(images(1, 3, 8, 8, 3), np.array([[3, 0]]), 1, "zero")
     with pytest.raises(ValueError, match=r"0\.\.2"):
-        shift(images(1, 3, 8, 8, 3), np.array([[0, -1]]), 1)
+        shift(images(1, 3, 8, 8, 3), np.array([[0, -1]]), 1, "zero")
     with pytest.raises(ValueError, match="larger than the frames by 1"):
-        crop(images(1, 3, 8, 8, 3), np.zeros((1, 2), int), 9, 8)
+        cut(images(1, 3, 8, 8, 3), np.zeros((1, 2), int), 9, 8)

@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from kstep.auxiliary.autoencoder import Autoencoder, AutoencoderConfig
 from kstep.auxiliary.base import AuxiliaryConfig, Shapes
 from kstep.nets.decoder import Decoder
-from kstep.nets.encoder import EncoderConfig, PixelEncoder
+from kstep.nets.encoder import PixelEncoder, PixelEncoderConfig
 from kstep.types import KstepError, SequenceBatch
+from kstep.values import check
+from tests.make import expect
 
 PAPER = (2, 1, 1, 1)
 COMPACT = (2, 2, 1, 1)
@@ -26,7 +28,7 @@ def decoder_for(
     colours: int = 3,
     stack: int = 3,
 ) -> tuple[PixelEncoder, Decoder]:
-    config = EncoderConfig(strides=strides, channels=channels)
+    config = PixelEncoderConfig(strides=strides, channels=channels)
     encoder = PixelEncoder(config, (*size, colours), stack)
     decoder = Decoder(encoder.latent_dim, encoder.map_shapes, (stack, *size, colours))
     return encoder, decoder
@@ -35,7 +37,8 @@ def decoder_for(
 def small(config: AutoencoderConfig = DEFAULT, seed: int = 0) -> tuple[Autoencoder, PixelEncoder]:
     """The task on two stacked 12x12 frames, and an encoder that fits."""
     torch.manual_seed(seed)
-    encoder = PixelEncoder(EncoderConfig(strides=(2, 1), channels=16, latent_dim=5), (12, 12, 3), 2)
+    shape = PixelEncoderConfig(strides=(2, 1), channels=16, latent_dim=5)
+    encoder = PixelEncoder(shape, (12, 12, 3), 2)
     task = config.build(
         Shapes(
             latent_dim=5,
@@ -62,6 +65,7 @@ def batch(observation: Tensor) -> SequenceBatch:
         action=torch.zeros(number, 1, 1),
         reward=torch.zeros(number, 1),
         bootstrap=torch.ones(number, 1),
+        second_view=observation,
     )
 
 
@@ -117,8 +121,9 @@ def test_the_decoder_equals_plain_transposed_convolutions() -> None:
     x = latent.double() @ decoder.linear.weight.double().T + decoder.linear.bias.double()
     # (H, W, C) is the order of the linear layer's outputs.
     x = torch.relu(x).reshape(2, *encoder.feature_shape).permute(0, 3, 1, 2).contiguous()
-    for i, layer in enumerate(decoder.convolutions):
-        weight, bias = layer.weight.double().contiguous(), layer.bias.double()
+    for i, module in enumerate(decoder.convolutions):
+        layer = expect(nn.ConvTranspose2d, module)
+        weight, bias = layer.weight.double().contiguous(), layer.get_parameter("bias").double()
         x = nn.functional.conv_transpose2d(
             x, weight, bias, layer.stride, output_padding=layer.output_padding
         )
@@ -135,20 +140,21 @@ def test_the_far_edge_of_an_even_picture_is_one_colour() -> None:
     decoder = Decoder(50, encoder.map_shapes, (3, 84, 84, 3), init="default")
     with torch.no_grad():
         found = decoder(torch.randn(1, 50))[0]
-    assert torch.equal(found[83], decoder.convolutions[-1].bias.expand(84, 9))
-    assert torch.equal(found[:, 83], decoder.convolutions[-1].bias.expand(84, 9))
+    bias = decoder.convolutions[-1].get_parameter("bias")
+    assert torch.equal(found[83], bias.expand(84, 9))
+    assert torch.equal(found[:, 83], bias.expand(84, 9))
     assert found[82].std(0).min() > 0
 
 
 def test_delta_orthogonal_reaches_the_transposed_convolutions() -> None:
     _, decoder = decoder_for((36, 36))
     for layer in decoder.convolutions:
-        weight = layer.weight.detach().clone()
+        weight = layer.get_parameter("weight").detach().clone()
         centre = weight[:, :, 1, 1].clone()
         weight[:, :, 1, 1] = 0
         assert weight.abs().max() == 0
         assert torch.allclose(centre.T @ centre, 2 * torch.eye(centre.shape[1]), atol=1e-5)
-        assert layer.bias.abs().max() == 0
+        assert layer.get_parameter("bias").abs().max() == 0
 
 
 def test_targets_have_five_bits_and_noise_below_them() -> None:
@@ -192,8 +198,8 @@ def test_other_numbers_of_bits(bits: int) -> None:
 
 @pytest.mark.parametrize("bits", [0, 9])
 def test_bits_that_no_pixel_has_are_refused(bits: int) -> None:
-    with pytest.raises(KstepError, match=f"not {bits}"):
-        small(AutoencoderConfig(bits=bits))
+    with pytest.raises(KstepError, match=f"bits must be at .*, not {bits}"):
+        check(AutoencoderConfig(bits=bits))
 
 
 def test_a_state_vector_is_refused() -> None:
@@ -210,7 +216,7 @@ def test_the_loss_by_hand() -> None:
     for parameter in task.decoder.parameters():
         nn.init.zeros_(parameter)
     with torch.no_grad():
-        task.decoder.convolutions[-1].bias.fill_(0.25)
+        task.decoder.convolutions[-1].get_parameter("bias").fill_(0.25)
     latents = torch.tensor([[3.0, 0, 0, 0, 4.0], [0, 1.0, 0, 0, 0]])  # halved squares: 12.5, 0.5
     observation = frames(2)
     saved = task.draws.count.clone()
@@ -230,7 +236,7 @@ def test_a_grey_picture_is_reconstructed_up_to_the_noise() -> None:
     for parameter in task.decoder.parameters():
         nn.init.zeros_(parameter)
     with torch.no_grad():
-        task.decoder.convolutions[-1].bias.fill_(1 / 64)
+        task.decoder.convolutions[-1].get_parameter("bias").fill_(1 / 64)
     grey = torch.full((16, 2, 12, 12, 3), 130, dtype=torch.uint8)
     loss, _ = task.loss(lambda _: torch.zeros(16, 5), unused, batch(grey))
     assert loss.item() == pytest.approx(1 / 12 / 32**2, rel=0.03)
@@ -301,7 +307,7 @@ def test_noise_is_the_runs_own_and_leaves_the_global_generator_alone() -> None:
 def test_what_the_task_tells_the_agent() -> None:
     config = AutoencoderConfig()
     task, _ = small(replace(config, decoder_weight_decay=2e-7))
-    assert (task.horizon, task.sees, task.second_view) == (0, "latent", False)
+    assert (config.horizon, config.second_view, task.sees) == (0, False, "latent")
     assert task.learned() == {"decoder": task.decoder}
     assert task.weight_decays() == {"decoder": 2e-7}
     assert {name.split(".")[0] for name, _ in task.named_parameters()} == {"decoder"}

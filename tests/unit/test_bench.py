@@ -4,32 +4,33 @@ from __future__ import annotations
 
 import json
 import math
-import typing
 from collections.abc import Callable
-from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 from kstep import native
 from kstep.agent import Agent
-from kstep.bench import measure, parts, renderers, results, steps
+from kstep.bench import measure, parts, results, steps
+from kstep.bench.options import SECTIONS, Options
 from kstep.bench.parts import Meter, convolution_flops, measured
-from kstep.bench.results import Measured, Promise
-from kstep.bench.sizes import QUICK, SECTIONS
-from kstep.bench.steps import KSL, RELEASED, SAC_PIXEL, Reading, Steps, step_name
+from kstep.bench.results import Measurements, promise
+from kstep.bench.sizes import QUICK
+from kstep.bench.steps import KSL, RELEASED, SAC_PIXEL, Steps, Workload, step_name
 from kstep.bench.timing import Candidate, Times, interleave
 from kstep.cli import main
-from kstep.methods import LearningConfig
+from kstep.data.replay import Replay
 from kstep.native import Backend
-from kstep.replay import Replay
+from kstep.nets.backends import NativeEncoder
+from kstep.nets.encoder import PixelEncoder
 from tests.make import agent_and_replay
 
 
 class Clock:
-    """Time that passes when told."""
+    """A clock that only work advances."""
 
     def __init__(self) -> None:
         self.time = 0.0
@@ -62,7 +63,7 @@ def test_everything_takes_its_turn_and_medians_leave_the_first_round_out() -> No
     assert times.ratio("a", "b") == {"ratio": 3.0, "rounds": [1.5, 25.0]}
 
 
-def test_threads_are_set_for_each_and_given_back() -> None:
+def test_threads_are_set_for_each_and_restored() -> None:
     before, seen = torch.get_num_threads(), []
 
     def work() -> dict[str, float]:
@@ -79,7 +80,9 @@ def test_arithmetic_of_the_papers_encoder() -> None:
     # 9 -> 32 channels on 41x41, then 32 -> 32 on 39x39, 37x37 and 35x35.
     layers = [81 * 32 * 41**2, 288 * 32 * 39**2, 288 * 32 * 37**2, 288 * 32 * 35**2]
     maps = [(side, side, 32) for side in (41, 39, 37, 35)]
-    forward, backward = convolution_flops(9, maps)
+    shape = native.Shape(3, 84, 84, 3, (2, 1, 1, 1))
+    assert shape.maps() == maps
+    forward, backward = convolution_flops(shape)
     assert forward == 2 * sum(layers) == 84_561_984
     assert backward == 4 * sum(layers) - 2 * layers[0] == 160_409_664
 
@@ -94,7 +97,7 @@ def backends() -> list[Backend]:
 
 @pytest.mark.parametrize("backend", backends())
 @pytest.mark.parametrize(
-    ("reading", "forward", "backward"),
+    ("workload", "forward", "backward"),
     [
         # Batches of 8. Critic: s' online, s' slow, s; KSL: 3 futures slow, s; every second: actor.
         (KSL, 8 * (3 + 4) + 8 / 2, 8 * 2),
@@ -103,12 +106,12 @@ def backends() -> list[Backend]:
     ],
 )
 def test_what_a_step_convolves(
-    reading: Reading, forward: float, backward: float, backend: Backend
+    workload: Workload, forward: float, backward: float, backend: Backend
 ) -> None:
-    candidate = Steps(QUICK).split(reading, backend, 1)
+    candidate = Steps(QUICK).split(workload, backend, 1)
     assert candidate.count == 2
     found = candidate.work()
-    assert found is not None
+    assert isinstance(found, dict)
     assert found[parts.FORWARD] / candidate.count == forward
     assert found[parts.BACKWARD] / candidate.count == backward
     for part in parts.PARTS:
@@ -123,31 +126,30 @@ def test_time_belongs_to_the_innermost_part() -> None:
     meter = Meter(clock)
     clock.time += 1
     meter.enter("encode backward")
-    depth = meter.depth
-    clock.time += 2
-    meter.enter("convolve backward")
-    clock.time += 4
-    meter.enter("sample")
-    clock.time += 8
-    meter.leave_to(depth)
+    with meter.during():
+        clock.time += 2
+        meter.enter("convolve backward")
+        clock.time += 4
+        meter.enter("sample")
+        clock.time += 8
     clock.time += 16
     meter.leave()
     clock.time += 32
-    found = meter.found()
+    found = meter.results()
     assert found["heads"] == 33_000
     assert found["sample"] == 8_000
     assert found["convolve backward"] == 4_000
     assert found["encode backward"] == found["encode"] == 22_000
 
 
-def test_watching_changes_nothing() -> None:
+def test_measuring_changes_nothing() -> None:
     (watched, replay), (free, same) = agent_and_replay("ksl"), agent_and_replay("ksl")
-    before = (Replay.transitions, torch.autograd.grad, torch.nn.Conv2d.forward)
+    before = (Replay.sequences, torch.autograd.grad, torch.nn.Conv2d.forward)
     for _ in range(3):
         with measured():
             watched.update(replay)
         free.update(same)
-    assert (Replay.transitions, torch.autograd.grad, torch.nn.Conv2d.forward) == before
+    assert (Replay.sequences, torch.autograd.grad, torch.nn.Conv2d.forward) == before
     expected = free.state()
     for name, tensor in watched.state().items():
         assert torch.equal(tensor, expected[name]), name
@@ -155,10 +157,10 @@ def test_watching_changes_nothing() -> None:
 
 def test_one_agent_serves_both_backends() -> None:
     agent = Steps(QUICK).agent(KSL)
-    steps.use(agent, "native")
-    assert agent.encoder.backend == agent.slow_encoder.backend == "native"
-    steps.use(agent, "torch")
-    assert agent.encoder.backend == agent.slow_encoder.backend == "torch"
+    expected = {"native": NativeEncoder, "torch": PixelEncoder}
+    for backend in backends():
+        steps.use(agent, backend)
+        assert type(agent.encoder) is type(agent.slow_encoder) is expected[backend]
 
 
 def test_a_line_is_a_line() -> None:
@@ -169,30 +171,18 @@ def test_a_line_is_a_line() -> None:
 
 
 def test_promises_are_held_to_their_own_side() -> None:
-    assert Promise("fast", 2.0, 1.8, True).holds
-    assert not Promise("fast", 1.7, 1.8, True).holds
-    assert Promise("small", 2.0, 2.3, False).holds
-    assert not Promise("small", math.nan, 2.3, False).holds
+    assert promise("fast", 2.0, 1.8, True)["holds"]
+    assert not promise("fast", 1.7, 1.8, True)["holds"]
+    assert promise("small", 2.0, 2.3, False)["holds"]
+    assert not promise("small", math.nan, 2.3, False)["holds"]
 
 
 def taken(**rounds: list[float]) -> Times:
     return Times(dict(rounds), {name: {} for name in rounds})
 
 
-def all_of(times: Times, **changes: Any) -> Measured:
-    known: dict[str, Any] = {
-        "times": times,
-        "threads": (1, 2),
-        "backends": ("torch", "native"),
-        "readings": [SAC_PIXEL, KSL],
-        "ks": {},
-        "batches": {},
-        "memory": None,
-        "product_flops": 10**9,
-        "convolution_inputs": 9,
-        "convolution_maps": ((41, 41, 32),),
-    }
-    return Measured(**{**known, **changes})
+def all_of(times: Times) -> Measurements:
+    return Measurements(times, QUICK, (1, 2), ("torch", "native"))
 
 
 def test_ratios_are_those_of_medians() -> None:
@@ -218,8 +208,9 @@ def test_ratios_are_those_of_medians() -> None:
 
 
 def test_rates_of_convolution() -> None:
-    forward, backward = convolution_flops(9, ((41, 41, 32),))
+    forward, backward = convolution_flops(QUICK.encoder_shape())
     times = taken(**{"split ksl/torch": [1.0], "matrix product/2": [20.0]})
+    product = 2 * QUICK.matrix**3 / 20e-3 / 1e9
     inside = {part: [1.0] for part in parts.PARTS}
     inside |= {"encode": [6.0], "convolve forward": [1.0], "convolve backward": [3.0]}
     inside |= {"encode forward": [2.0], "encode backward": [4.0]}
@@ -228,44 +219,22 @@ def test_rates_of_convolution() -> None:
     made = results.results(all_of(times))
     work = 60 * forward + 16 * backward
     row = made["convolutions"]["backends"]["torch"]
-    assert made["convolutions"]["product_gflops"] == pytest.approx(50.0)
+    assert made["convolutions"]["product_gflops"] == pytest.approx(product)
     assert row["gflops"]["all"] == pytest.approx(work / 4e-3 / 1e9)
     assert row["gflops"]["backward"] == pytest.approx(16 * backward / 3e-3 / 1e9)
     assert row["gflops_with_conversion_and_relu"]["all"] == pytest.approx(work / 6e-3 / 1e9)
-    assert row["of_product"] == pytest.approx(work / 4e-3 / 1e9 / 50)
+    assert row["of_product"] == pytest.approx(work / 4e-3 / 1e9 / product)
     assert made["split"]["torch"]["share"]["encode"] == pytest.approx(6 / 11)
 
 
-def test_the_table_has_every_controlled_method_and_the_joint_forward_where_there_is_one() -> None:
-    names = [reading.name for reading in steps.readings()]
-    joint = any(field.name == "joint" for field in fields(LearningConfig))
+def test_the_table_has_every_controlled_method_and_every_reading() -> None:
+    names = [workload.name for workload in steps.METHODS]
     assert names == [
         *("sac_state", "sac_pixel", "rad", "drq", "curl", "sac_ae", "pi_sac", "proto_rl"),
-        *("ksl", "ksl-results", "ksl-released", "ksl aligned"),
-        *(["ksl aligned, joint"] if joint else []),
+        *("ksl", "ksl-results", "ksl-released"),
     ]
-    for reading in steps.readings():
-        QUICK.experiment(reading.method, reading.overrides).validate()
-
-
-def test_renderers_are_what_the_configuration_allows(monkeypatch: pytest.MonkeyPatch) -> None:
-    @dataclass(frozen=True)
-    class Without:
-        task: str
-
-    @dataclass(frozen=True)
-    class With:
-        task: str
-        renderer: Literal["quick", "exact"] = "exact"
-
-    hints = {Without: {"task": str}, With: {"task": str, "renderer": Literal["quick", "exact"]}}
-    monkeypatch.setattr(typing, "get_type_hints", hints.__getitem__)
-    monkeypatch.setattr(renderers, "EnvConfig", Without)
-    assert renderers.names() == ("exact",)
-    assert renderers.usual() == "exact"
-    monkeypatch.setattr(renderers, "EnvConfig", With)
-    assert renderers.names() == ("quick", "exact")
-    assert renderers.usual() == "exact"
+    for workload in steps.METHODS:
+        QUICK.experiment(workload.method, workload.overrides).validate()
 
 
 def bench(*options: str) -> None:
@@ -299,7 +268,7 @@ def test_a_quick_runs_numbers_agree(quick: tuple[Path, dict[str, Any]]) -> None:
         name = f"{row['method']}/{row['backend']}/1"
         base = times[f"step sac_pixel/{row['backend']}/1"]
         assert row["normalized"] == pytest.approx(times[f"step {name}"] / base)
-    methods = [reading.name for reading in steps.readings()]
+    methods = [workload.name for workload in steps.METHODS]
     assert len(document["methods"]) == len(methods) * len(document["backends"])
     assert {row["method"] for row in document["plain"]} == {"ksl", "ksl-released"}
     for backend in document["backends"]:
@@ -327,9 +296,9 @@ def test_nothing_is_overwritten(
         with pytest.raises(SystemExit) as stopped:
             bench("--only", "renderers", "--out", wrong)
         assert stopped.value.code == 2
-    for wrong in (["--rounds", "0"], ["--threads", "0"]):
+    for options in (["--rounds", "0"], ["--threads", "0"]):
         with pytest.raises(SystemExit) as stopped:
-            main(["bench", "--quick", *wrong])
+            main(["bench", "--quick", *options])
         assert stopped.value.code == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bench.png", "named.json"]
     bench("--only", "encoder", "--backend", "torch")
@@ -357,15 +326,15 @@ def test_without_the_kernels_pytorch_is_measured_alone(monkeypatch: pytest.Monke
     def unavailable(*_: object) -> None:
         raise native.Unavailable("not built")
 
-    monkeypatch.setattr(measure, "require_native", unavailable)
-    run = measure._Run(measure.Options(quick=True))
+    monkeypatch.setattr(native, "kernels", unavailable)
+    run = measure._Run(Options(quick=True), Console(quiet=True))
     assert run.backends == ("torch",)
     assert run.notices == ["native encoder: left out (not built)"]
     with pytest.raises(native.Unavailable):
-        measure._Run(measure.Options(quick=True, backend="native"))
+        measure._Run(Options(quick=True, backend="native"), Console(quiet=True))
 
 
-def test_period_is_until_every_part_had_its_turn() -> None:
+def test_period_is_until_every_part_was_due() -> None:
     agent: Agent
-    agent, _ = agent_and_replay("ksl", "method.learning.actor_every=3")
+    agent, _ = agent_and_replay("ksl", "method.core.actor_every=3")
     assert steps.period(agent) == 6

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from kstep.auxiliary.base import Shapes
 from kstep.auxiliary.ceb import CEB, CEBConfig, GaussianHead, log_density
 from kstep.types import KstepError, SequenceBatch
+from kstep.values import check
+from tests.make import expect
 
 B, LATENT, ACTION = 7, 5, 2
 SMALL = CEBConfig(hidden=8)
@@ -23,18 +25,20 @@ def task(config: CEBConfig = SMALL) -> CEB:
     built = CEB(config, LATENT, ACTION)
     # As initialized, the means are nearly 0 and tell little; grow them.
     for head in (built.forward_head, built.backward_head):
-        head[4].weight.data.mul_(300)
+        expect(nn.Linear, head[4]).weight.data.mul_(300)
     return built
 
 
 def batch(config: CEBConfig = SMALL) -> SequenceBatch:
     generator = torch.Generator().manual_seed(1)
     steps = config.future + 1
+    observation = torch.randn(B, steps + 1, 1, LATENT, generator=generator)
     return SequenceBatch(
-        observation=torch.randn(B, steps + 1, 1, LATENT, generator=generator),
+        observation=observation,
         action=torch.rand(B, steps, ACTION, generator=generator) * 2 - 1,
         reward=torch.rand(B, steps, generator=generator),
         bootstrap=torch.ones(B, steps),
+        second_view=observation[:, 0],
     )
 
 
@@ -107,7 +111,7 @@ def test_loss_by_plain_loops() -> None:
 
 def test_log_density_agrees_with_torch() -> None:
     z, mean = torch.randn(4, 50), torch.randn(4, 50)
-    expected = torch.distributions.Normal(mean, torch.ones(50)).log_prob(z).sum(-1)
+    expected = torch.distributions.Normal(mean, torch.ones(50)).log_prob(z).sum(-1)  # type: ignore[no-untyped-call]
     torch.testing.assert_close(log_density(z, mean), expected)
 
 
@@ -187,11 +191,11 @@ def test_order_of_actions_and_samples_matters() -> None:
 def test_future_sets_horizon_and_inputs() -> None:
     config = replace(SMALL, future=2)
     ceb = task(config)
-    assert ceb.horizon == 3
-    assert task().horizon == 4
+    assert config.horizon == 3
+    assert SMALL.horizon == 4
     assert value(ceb, batch(config)) == value(ceb, batch(config))
-    with pytest.raises(KstepError, match="future"):
-        CEB(replace(SMALL, future=0), LATENT, ACTION)
+    with pytest.raises(KstepError, match="future must be at least 1"):
+        check(replace(SMALL, future=0))
 
 
 def test_gradients_reach_encoder_and_heads_but_not_the_backward_encoder() -> None:
@@ -207,7 +211,8 @@ def test_gradients_reach_encoder_and_heads_but_not_the_backward_encoder() -> Non
     # As the optimizers do: every parameter must take part.
     for gradient in torch.autograd.grad(loss, owned, retain_graph=True):
         assert gradient.abs().max() > 1e-6
-    assert torch.autograd.grad(loss, list(slow.parameters()), allow_unused=True) == (None, None)
+    gradients = torch.autograd.grad(loss, list(slow.parameters()), allow_unused=True)
+    assert all(gradient is None for gradient in gradients)
 
 
 def test_the_second_half_of_the_released_head_changes_nothing() -> None:
@@ -217,7 +222,7 @@ def test_the_second_half_of_the_released_head_changes_nothing() -> None:
     released = nn.Sequential(
         *copy.deepcopy(list(head)[:4]), nn.Linear(8, 100), nn.BatchNorm1d(100, eps=1e-3)
     )
-    released[4].weight.data[:50] = head[4].weight.data
+    expect(nn.Linear, released[4]).weight.data[:50] = expect(nn.Linear, head[4]).weight.data
     x = torch.randn(B, 6)
     torch.testing.assert_close(head(x), released(x)[:, :50], rtol=1e-4, atol=1e-5)
 
@@ -225,13 +230,14 @@ def test_the_second_half_of_the_released_head_changes_nothing() -> None:
 def test_head_as_initialized() -> None:
     torch.manual_seed(0)
     head = GaussianHead(CEBConfig(), 59)
-    last, norm = head[4].weight, head[5]
+    first, last = expect(nn.Linear, head[0]), expect(nn.Linear, head[4]).weight
+    norm = expect(nn.BatchNorm1d, head[5])
     assert last.shape == (50, 128)
     assert last.std().item() == pytest.approx(math.sqrt(1e-4 / 128), rel=0.03)
     assert last.abs().max() <= 2 * math.sqrt(1e-4 / 128) / 0.87
     bound = math.sqrt(6 / (59 + 128))
-    assert 0.98 * bound < head[0].weight.abs().max() <= bound
-    assert not head[0].bias.any()
+    assert 0.98 * bound < first.weight.abs().max() <= bound
+    assert not first.bias.any()
     assert (norm.eps, norm.momentum, norm.num_features) == (1e-3, 0.01, 50)
 
 
@@ -258,7 +264,8 @@ def test_build() -> None:
     shapes = Shapes(LATENT, (3, 3, 4), ACTION, (3, 9, 9, 3), ema_rate=0.01)
     built = CEBConfig().build(shapes)
     assert isinstance(built, CEB)
-    assert (built.horizon, built.sees, built.slow_encoder_rate) == (4, "latent", 0.05)
+    assert (built.sees, built.slow_encoder_rate) == ("latent", 0.05)
+    assert CEBConfig().shares_windows
     assert built.forward_head[0].in_features == LATENT + 3 * ACTION
     assert built.backward_head[0].in_features == LATENT + 3
     assert CEBConfig().shrunk() == CEBConfig(hidden=16)
@@ -278,7 +285,7 @@ def test_learning_raises_the_information() -> None:
     for _ in range(300):
         loss, metrics = ceb.loss(lambda o: encoder(o.flatten(1)), flat, data)
         adam.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         adam.step()
         seen.append(metrics["auxiliary/ceb_information"].item())
     assert sum(seen[:10]) / 10 < 0.3

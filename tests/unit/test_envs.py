@@ -108,7 +108,7 @@ def opened() -> Iterator[Any]:
         env.close()
 
 
-def enact(env: ControlEnv, seed: int | None, decisions: int) -> list[Any]:
+def rollout(env: ControlEnv, seed: int | None, decisions: int) -> list[Any]:
     """One episode of fixed actions, everything it showed and said."""
     rng = np.random.default_rng(7)
     seen: list[Any] = [env.reset(seed=seed)[0]]
@@ -119,16 +119,17 @@ def enact(env: ControlEnv, seed: int | None, decisions: int) -> list[Any]:
     return seen
 
 
-def count_drawings(env: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """Return a list that grows with every image drawn."""
-    drawn: list[tuple[int, ...]] = []
-    draw = env._draw
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A list that grows with every image of `Rooms` that is drawn."""
+    drawn: list[int] = []
+    draw = Rooms.render
 
-    def counted(*size: int) -> Array:
-        drawn.append(size)
-        return draw(*size)  # type: ignore[no-any-return]
+    def counted(rooms: Rooms) -> Array:
+        drawn.append(1)
+        return draw(rooms)
 
-    monkeypatch.setattr(env, "_draw", counted)
+    monkeypatch.setattr(Rooms, "render", counted)
     return drawn
 
 
@@ -170,43 +171,43 @@ def test_passes_the_checker_of_gymnasium(config: EnvConfig, request: Any) -> Non
 @pytest.mark.parametrize("task", PLANET)
 def test_re_enacting_a_seed_repeats_every_state(task: str, opened: Any) -> None:
     env = opened(task, observation="state")
-    first = enact(env, 11, 20)
-    enact(env, 12, 5)
-    enact(env, None, 3)
-    assert_same(first, enact(env, 11, 20))
+    first = rollout(env, 11, 20)
+    rollout(env, 12, 5)
+    rollout(env, None, 3)
+    assert_same(first, rollout(env, 11, 20))
     # A resumed run does so in a new environment, made with another seed.
-    assert_same(first, enact(opened(task, seed=99, observation="state"), 11, 20))
-    assert (enact(env, 12, 0)[0] != first[0]).any()
+    assert_same(first, rollout(opened(task, seed=99, observation="state"), 11, 20))
+    assert (rollout(env, 12, 0)[0] != first[0]).any()
 
 
 @pytest.mark.usefixtures("_rendering")
 @pytest.mark.parametrize("task", ["reacher_easy", "walker_walk"])
 def test_re_enacting_a_seed_repeats_every_pixel(task: str, opened: Any) -> None:
     env = opened(task)
-    first = enact(env, 11, 6)
-    enact(env, 12, 3)
-    assert_same(first, enact(env, 11, 6))
-    assert_same(first, enact(opened(task, seed=99), 11, 6))
+    first = rollout(env, 11, 6)
+    rollout(env, 12, 3)
+    assert_same(first, rollout(env, 11, 6))
+    assert_same(first, rollout(opened(task, seed=99), 11, 6))
 
 
 @pytest.mark.usefixtures("_rendering")
 @pytest.mark.parametrize("task", ["reacher_easy", "toy_glide", "gym:KstepRooms-v0"])
 def test_re_enacting_without_rendering_ends_in_the_same_frame(task: str, opened: Any) -> None:
     env = opened(task)
-    shown = enact(env, 3, 3)
+    shown = rollout(env, 3, 3)
     env.set_rendering(False)
     env.reset(seed=4)
-    silent = enact(env, 3, 3)
+    silent = rollout(env, 3, 3)
     np.testing.assert_array_equal(silent[0], silent[-5])
     np.testing.assert_array_equal(env.current_frame(), shown[-5])
     assert [silent[2], silent[7]] == [shown[2], shown[7]]
     env.set_rendering(True)
-    assert_same(shown, enact(env, 3, 3))
+    assert_same(shown, rollout(env, 3, 3))
 
 
-def test_no_rendering_means_no_drawing(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    env = opened("toy_reach")
-    drawn = count_drawings(env, monkeypatch)
+def test_no_rendering_means_no_drawing(opened: Any, drawn: list[int]) -> None:
+    env = opened("gym:KstepRooms-v0")
+    drawn.clear()
     env.reset(seed=0)
     env.step(np.zeros(2))
     assert len(drawn) == 2
@@ -215,13 +216,11 @@ def test_no_rendering_means_no_drawing(opened: Any, monkeypatch: pytest.MonkeyPa
     assert len(drawn) == 2
 
 
-def test_draws_once_per_decision_however_often_it_repeats(
-    opened: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    env = opened("toy_reach", action_repeat=5)
+def test_draws_once_per_decision_however_often_it_repeats(opened: Any, drawn: list[int]) -> None:
+    env = opened("gym:KstepRooms-v0", action_repeat=3)
     env.reset(seed=0)
-    drawn = count_drawings(env, monkeypatch)
-    assert env.step(np.zeros(2))[4]["env_steps"] == 5
+    drawn.clear()
+    assert env.step(np.zeros(2))[4]["env_steps"] == 3
     assert len(drawn) == 1
 
 
@@ -233,7 +232,7 @@ def test_resets_without_a_seed_follow_the_seed_of_make(task: str, opened: Any) -
 
     assert_same(starts(5), starts(5))
     assert (starts(5)[0] != starts(6)[0]).any()
-    # The generator goes on instead of starting over.
+    # The generator continues instead of starting over.
     assert (starts(5)[0] != starts(5)[1]).any()
 
 
@@ -279,7 +278,7 @@ def test_the_suites_time_limit_truncates_and_never_terminates(repeat: int, opene
         decisions += 1
     assert env_steps == 1000
     assert decisions == spec_of(env).episode_decisions
-    # dm_control would silently begin anew.
+    # dm_control would silently begin another episode.
     with pytest.raises(RuntimeError, match="reset"):
         env.step(np.zeros(1))
 
@@ -447,7 +446,7 @@ def test_environments_that_misbehave_later_are_named(opened: Any) -> None:
 def test_blind_environments_still_give_states_but_no_film(opened: Any) -> None:
     env = opened("gym:KstepBlind-v0", observation="state")
     assert env.reset(seed=0)[0].shape == (4,)
-    with pytest.raises(KstepError, match="cannot be drawn"):
+    with pytest.raises(KstepError, match="cannot be rendered"):
         env.film_frame(10, 10)
 
 

@@ -11,8 +11,8 @@ import pytest
 from kstep import envs
 from kstep.agent import Agent
 from kstep.envs import ControlEnv, EnvConfig, close_lanes, make_lanes, spec_of
-from kstep.evaluate import evaluate
 from kstep.rng import Streams
+from kstep.run.evaluate import evaluate
 from tests.make import tiny
 
 
@@ -43,10 +43,10 @@ def test_one_pass_decides_for_all() -> None:
         agent = Agent(experiment.method, spec_of(several[0]), Streams(0))
         sizes: list[int] = []
         act = agent.act
-        agent.act = lambda o, explore: sizes.append(len(o)) or act(o, explore=explore)  # type: ignore[assignment,func-returns-value,misc]
+        agent.act = lambda o, explore: sizes.append(len(o)) or act(o, explore=explore)  # type: ignore[method-assign,func-returns-value,misc]
         result = evaluate(agent, several, [1, 2, 3, 4, 5])
     together = result.lengths[:4]
-    assert len(set(together)) > 1  # some end early, and the others go on without them
+    assert len(set(together)) > 1  # some end early, and the others continue without them
     expected = [sum(length > t for length in together) for t in range(max(together))]
     assert sizes == expected + [1] * result.lengths[4]
 
@@ -79,7 +79,7 @@ def test_at_most_ten_lanes() -> None:
 def test_quick_frames_are_hardly_to_be_told_from_exact_ones(size: int) -> None:
     frames = []
     for renderer in ("exact", "quick"):
-        env = envs.make(EnvConfig("cartpole_swingup", size=size, renderer=renderer), 0)  # type: ignore[arg-type]
+        env = envs.make(EnvConfig("cartpole_swingup", size=size, renderer=renderer), 0)
         try:
             frames.append(env.reset(seed=3)[0].astype(float))
             film = env.film_frame(120, 160)  # larger than the buffer: it grows

@@ -7,12 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from kstep import encoders
+from kstep.agent import Agent
 from kstep.cli import main
 from kstep.config import resolve
-from kstep.play import opened
-from kstep.run import Run
+from kstep.ownership import owners
+from kstep.run import saved_encoders as encoders
+from kstep.run.folder import Run, RunFolder
+from kstep.run.load import opened
 from kstep.types import KstepError
+from kstep.values import change
 from tests.make import agent_and_replay, moved, snapshot
 
 TINY = ["--preset", "debug", "--threads", "1"]
@@ -23,7 +26,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("source") / "ksl"
     options = ["--env-steps", "60", "--save-encoders-every", "60", "--folder", str(folder)]
     main(["train", "ksl", "toy_reach", *TINY, *options])
-    return encoders.saved_in(folder)[-1]
+    return RunFolder(folder).saved_encoders()[-1]
 
 
 def carry(source: Path, folder: Path, *options: str, method: str = "sac_pixel") -> None:
@@ -34,7 +37,7 @@ def carry(source: Path, folder: Path, *options: str, method: str = "sac_pixel") 
 def test_a_frozen_encoder_stays_as_it_was_and_the_rest_learns(source: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     carry(source, folder)
-    carry(source, folder, "--env-steps", "70")  # goes on
+    carry(source, folder, "--env-steps", "70")  # resumes
     wanted = encoders.load(source).encoder.state_dict()
     with opened(folder) as (agent, _, counts):
         assert counts.updates > 0
@@ -52,11 +55,10 @@ def test_a_frozen_encoder_stays_as_it_was_and_the_rest_learns(source: Path, tmp_
 
 
 def test_only_actor_critic_and_temperature_move(source: Path) -> None:
-    from kstep.agent import Agent
-
     plain, replay = agent_and_replay("sac_pixel")
-    agent = Agent(plain.method, plain.spec, plain.streams, frozen_encoder=True)
-    assert "encoder" not in agent.optimizers.owners()
+    method = change(plain.method, {"learning.critic_trains": "nothing"})
+    agent = Agent(method, plain.spec, plain.streams)
+    assert "encoder" not in owners(agent.optimizers.groups)
     agent.take_encoder(encoders.load(source).encoder)
     before = snapshot(agent.state())
     for _ in range(4):

@@ -7,23 +7,24 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from kstep.nets.actor import Actor
-from kstep.nets.encoder import EncoderConfig, PixelEncoder
+from kstep.nets.encoder import PixelEncoder, PixelEncoderConfig
+from kstep.nets.heads import Actor, SquashedGaussian
 from kstep.nets.init import initialize
-from kstep.nets.squashed import SquashedGaussian, log_tanh_derivative
 from kstep.types import KstepError
-from tests.make import paper_agent
+from tests.authors.seams import Noise
+from tests.make import expect, paper_agent
 
 
 def encoder(**options: object) -> PixelEncoder:
-    return PixelEncoder(EncoderConfig(**options), (84, 84, 3), 3)  # type: ignore[arg-type]
+    return PixelEncoder(PixelEncoderConfig(**options), (84, 84, 3), 3)  # type: ignore[arg-type]
 
 
 def test_the_encoder_has_the_papers_size() -> None:
     net = encoder()
     assert sum(p.numel() for p in net.parameters()) == 1_990_518
-    assert net.feature_dim == 32 * 35 * 35
+    assert net.feature_shape == (35, 35, 32)
     assert net(torch.zeros(2, 3, 84, 84, 3, dtype=torch.uint8)).shape == (2, 50)
 
 
@@ -38,7 +39,7 @@ def test_the_compact_encoder_does_less_than_a_third_of_the_arithmetic() -> None:
 
     assert products((2, 1, 1, 1)) == pytest.approx(44.24e6, rel=1e-3)
     assert products((2, 2, 1, 1)) / products((2, 1, 1, 1)) < 1 / 3
-    assert encoder(strides=(2, 2, 1, 1)).feature_dim == 32 * 16 * 16
+    assert encoder(strides=(2, 2, 1, 1)).feature_shape == (16, 16, 32)
 
 
 def test_features_equal_a_plain_convolution_stack() -> None:
@@ -48,8 +49,9 @@ def test_features_equal_a_plain_convolution_stack() -> None:
     images = torch.randint(0, 256, (2, 3, 84, 84, 3), dtype=torch.uint8)
     x = images.permute(0, 1, 4, 2, 3).reshape(2, 9, 84, 84).double() / 255
     for layer in net.convolutions:
-        x = torch.relu(torch.nn.functional.conv2d(x, layer.weight, layer.bias, layer.stride))
-    linear = net.head[0]
+        layer = expect(nn.Conv2d, layer)
+        x = torch.relu(nn.functional.conv2d(x, layer.weight, layer.bias, layer.stride))
+    linear = expect(nn.Linear, net.head[0])
     # (H, W, C) is the order of the linear layer's inputs.
     expected = x.permute(0, 2, 3, 1).reshape(2, -1) @ linear.weight.T + linear.bias
     expected = net.head[1](expected)
@@ -83,13 +85,13 @@ def test_latents_are_normalized_at_the_start() -> None:
 
 def test_delta_orthogonal_convolutions() -> None:
     for layer in encoder(init="delta_orthogonal").convolutions:
-        weight = layer.weight.detach().clone()
+        weight = layer.get_parameter("weight").detach().clone()
         centre = weight[:, :, 1, 1].clone()
         weight[:, :, 1, 1] = 0
         assert weight.abs().max() == 0
         gram = centre.T @ centre
         assert torch.allclose(gram, 2 * torch.eye(centre.shape[1]), atol=1e-5)
-        assert layer.bias.abs().max() == 0
+        assert layer.get_parameter("bias").abs().max() == 0
 
 
 def test_orthogonal_convolutions_use_the_flattened_kernel() -> None:
@@ -101,25 +103,42 @@ def test_orthogonal_convolutions_use_the_flattened_kernel() -> None:
 
 def test_frames_too_small_for_the_encoder_are_refused() -> None:
     with pytest.raises(KstepError, match="8x8 are too small"):
-        PixelEncoder(EncoderConfig(), (8, 8, 3), 3)
+        PixelEncoder(PixelEncoderConfig(), (8, 8, 3), 3)
+
+
+def log_probability(
+    policy: SquashedGaussian, unsquashed: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The policy's own action and log-probability where its draw gives `unsquashed`."""
+    noise = Noise()
+    noise.normal.append((unsquashed - policy.mean) / policy.log_std.exp())
+    with noise:
+        return policy.sample(torch.Generator())
 
 
 def test_log_probability_agrees_with_the_formula_of_the_other_code_bases() -> None:
-    u = torch.linspace(-2, 2, 81)
-    approximate = torch.log(1 - torch.tanh(u).square() + 1e-6)
-    assert torch.allclose(log_tanh_derivative(u), approximate, atol=1e-4)
-    far = log_tanh_derivative(torch.tensor([50.0, -50.0]))
-    assert torch.isfinite(far).all()
+    u = torch.linspace(-2, 2, 81)[:, None]
+    wide = torch.zeros_like(u)
+    _, exact = log_probability(SquashedGaussian(wide, wide), u)
+    _, approximate = log_probability(SquashedGaussian(wide, wide, exact=False), u)
+    assert torch.allclose(exact, approximate, atol=1e-4)
+    assert not torch.equal(exact, approximate)
+    gaussian = -0.5 * u.square() - 0.5 * math.log(2 * math.pi)
+    by_hand = gaussian - torch.log(1 - torch.tanh(u).square() + 1e-6)
+    assert torch.allclose(approximate, by_hand.squeeze(1), atol=1e-6)
+    far = torch.tensor([[50.0], [-50.0]])
+    _, exact = log_probability(SquashedGaussian(far, torch.zeros_like(far)), far)
+    assert torch.isfinite(exact).all()
 
 
 def test_log_probability_integrates_to_one() -> None:
     """The density of tanh(u) over actions in (-1, 1), by quadrature."""
-    actions = torch.linspace(-0.999999, 0.999999, 200_001, dtype=torch.float64)
-    u = torch.atanh(actions)
-    mean, log_std = 0.3, math.log(0.7)
-    gaussian = -0.5 * ((u - mean) / 0.7) ** 2 - log_std - 0.5 * math.log(2 * math.pi)
-    density = (gaussian - log_tanh_derivative(u)).exp()
-    assert torch.trapezoid(density, actions).item() == pytest.approx(1.0, abs=1e-4)
+    actions = torch.linspace(-0.999999, 0.999999, 200_001, dtype=torch.float64)[:, None]
+    policy = SquashedGaussian(torch.full_like(actions, 0.3), torch.full_like(actions, -0.4))
+    again, log_prob = log_probability(policy, torch.atanh(actions))
+    assert torch.allclose(again, actions)
+    total = torch.trapezoid(log_prob.exp(), actions.squeeze(1))
+    assert total.item() == pytest.approx(1.0, abs=1e-4)
 
 
 def test_samples_follow_the_distribution() -> None:
@@ -143,8 +162,8 @@ def test_log_std_stays_within_its_bounds() -> None:
     actor = Actor(4, 2, 8, (-10.0, 2.0))
     with torch.no_grad():
         wide = actor(1e4 * torch.randn(64, 4)).log_std
-        actor.body[-1].weight.zero_()
-        actor.body[-1].bias.zero_()
+        actor.body[-1].get_parameter("weight").zero_()
+        actor.body[-1].get_parameter("bias").zero_()
         still = actor(torch.randn(1, 4)).log_std
     assert wide.min() >= -10
     assert wide.max() <= 2
@@ -166,11 +185,11 @@ def test_networks_have_the_sizes_of_the_released_code(
 ) -> None:
     agent = paper_agent(method, action_dim=6)
     found = {
-        name: module
+        key: parameter.numel()
         for group in agent.optimizers.groups.values()
-        for name, module in group.modules.items()
+        for key, parameter in group.named_parameters()
     }
-    assert sum(p.numel() for p in found[network].parameters()) == parameters  # type: ignore[union-attr]
+    assert sum(size for key, size in found.items() if key.split(".")[0] == network) == parameters
 
 
 def test_the_first_weights_depend_on_the_seed_alone() -> None:

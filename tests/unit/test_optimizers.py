@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from kstep.nets.ema import Ema, slow_copy
-from kstep.optimizers import Group, Optimizers
+from kstep.optimizers import Ema, Group, Optimizers, slow_copy
+from kstep.ownership import owners, refuse_undeclared_sharing
 
 
 def linear(seed: int = 0) -> nn.Linear:
@@ -36,18 +36,18 @@ def test_a_parameter_the_loss_does_not_reach_is_an_error() -> None:
 
 def test_sharing_must_be_declared() -> None:
     encoder = linear()
+    groups = {"a": Group({"head": encoder}, 0.1), "b": Group({"head": encoder}, 0.1)}
+    with pytest.raises(ValueError, match=r"b: head.weight is also stepped as a: head.weight"):
+        refuse_undeclared_sharing(groups)
     groups = {"a": Group({"encoder": encoder}, 0.1), "b": Group({"encoder": encoder}, 0.1)}
-    with pytest.raises(ValueError, match=r"b: encoder.weight is also stepped as a: encoder.weight"):
-        Optimizers(groups)
-    assert Optimizers(groups, frozenset({"encoder"})).owners() == {"encoder": ["a", "b"]}
+    refuse_undeclared_sharing(groups)
+    assert owners(groups) == {"encoder": ["a", "b"]}
 
 
 def test_two_adams_on_one_gradient_equal_one_with_the_summed_rate() -> None:
     """The equivalence behind encoder_double_step (D05)."""
     one, two = linear(), linear()
-    both = Optimizers(
-        {"a": Group({"net": two}, 1e-3), "b": Group({"net": two}, 1e-4)}, frozenset({"net"})
-    )
+    both = Optimizers({"a": Group({"net": two}, 1e-3), "b": Group({"net": two}, 1e-4)})
     single = Optimizers({"a": Group({"net": one}, 1e-3 + 1e-4)})
     generator = torch.Generator().manual_seed(0)
     for _ in range(20):

@@ -13,7 +13,7 @@ from kstep.envs import tasks
 from kstep.report import paper, scores
 from kstep.report import statistics as s
 from kstep.report.comparisons import COMPARISONS, cell
-from kstep.report.paper import Printed
+from kstep.report.paper import PaperCell
 from kstep.report.statistics import Summary
 from kstep.types import KstepError
 
@@ -28,8 +28,15 @@ def as_if_run(table: str, mark: int, methods: dict[str, str] | None = None) -> l
     """Rows of runs whose means, deviations and number are the paper's; `methods`: as which of
     ours."""
     return [
-        {"label": label, "method": label, "task": task, "seed": seed, "exploration": 0}
-        | {"env_steps": mark, "score": score}
+        {
+            "label": label,
+            "method": label,
+            "task": task,
+            "seed": seed,
+            "exploration": 0,
+            "env_steps": mark,
+            "score": score,
+        }
         for task, row in paper.cells(table, mark).items()
         for name, theirs in row.items()
         for label in [(methods or {}).get(name, name)]
@@ -42,7 +49,7 @@ DISAGREES = ("tangential", 500_000, "ball_in_cup_catch")
 the runner-up, it would be two."""
 
 
-@pytest.mark.parametrize(("table", "mark"), paper.VERDICTS)
+@pytest.mark.parametrize(("table", "mark"), paper.BOLD)
 def test_verdicts_from_the_papers_numbers_are_the_papers(table: str, mark: int) -> None:
     found = scores.summary(as_if_run(table, mark), [mark], COMPARISONS[table].beside)
     assert {row["task"] for row in found} == set(paper.cells(table, mark))
@@ -152,10 +159,10 @@ def test_every_variant_stands_beside_the_papers_column(label: str, theirs: str) 
 
 
 def test_proto_rl_stands_beside_the_run_of_its_own_split() -> None:
-    row = {"label": "proto_rl 50k/50k", "task": "walker_walk", "exploration": 50_000}
-    long = {**row, "label": "proto_rl 250k/250k", "exploration": 250_000}
-    assert paper.beside(row, 100_000, ["tangential"]) == Printed(332.0, 141.0, 10)
-    assert paper.beside(long, 500_000, ["tangential"]) == Printed(755.0, 109.0, 10)
+    row: Row = {"label": "proto_rl 50k/50k", "task": "walker_walk", "exploration": 50_000}
+    long: Row = {**row, "label": "proto_rl 250k/250k", "exploration": 250_000}
+    assert paper.beside(row, 100_000, ["tangential"]) == PaperCell(332.0, 141.0, 10)
+    assert paper.beside(long, 500_000, ["tangential"]) == PaperCell(755.0, 109.0, 10)
     assert paper.beside(row, 500_000, ["tangential"]) is None
     assert paper.beside(long, 100_000, ["tangential"]) is None
 
@@ -172,7 +179,7 @@ def test_printed_stars_are_those_of_the_reference_results() -> None:
 
 def test_a_place_beside_the_paper() -> None:
     theirs = paper.cells("main", 100_000)["cartpole_swingup"]["ksl"]
-    assert theirs == Printed(841.0, 33.0, 10, best=True, stars="**")
+    assert theirs == PaperCell(841.0, 33.0, 10, best=True, stars="**")
     assert paper.place(Summary(835.0, 30.0, 3), theirs) == "inside"
     assert paper.place(Summary(400.0, 30.0, 5), theirs) == "below"
     assert paper.place(Summary(990.0, 5.0, 5), theirs) == "above"
@@ -181,11 +188,12 @@ def test_a_place_beside_the_paper() -> None:
 
 
 def test_cells_of_the_grid_and_of_generalization() -> None:
-    assert paper.cells("k-l-grid", 100_000)["cheetah_run"]["k3-l0"] == Printed(
+    assert paper.cells("k-l-grid", 100_000)["cheetah_run"]["k3-l0"] == PaperCell(
         575, 58, 5, best=True
     )
     carried = paper.cells("generalization", 100_000)["reacher_easy"]["ksl"]
-    assert carried == Printed(355, 189, 25, best=True, stars="**")  # five source tasks, five seeds
+    # Five source tasks, five seeds.
+    assert carried == PaperCell(355, 189, 25, best=True, stars="**")
 
 
 def test_the_papers_curves_are_known_by_our_names_and_pass_through_its_table() -> None:
@@ -197,7 +205,7 @@ def test_the_papers_curves_are_known_by_our_names_and_pass_through_its_table() -
             printed = paper.cells("main", mark)[task][method]
             assert curve[mark].mean == pytest.approx(printed.mean, abs=25), (task, method, mark)
     row: Row = {"label": "ksl-results-cpu", "task": "finger_spin"}
-    assert paper.beside(row, 20_000, ["main"]) == Printed(488.6, 192.1, 10)
+    assert paper.beside(row, 20_000, ["main"]) == PaperCell(488.6, 192.1, 10)
     assert paper.beside(row, 12_345, ["main"]) is None
     assert paper.beside({**row, "task": "toy_reach"}, 100_000, ["main"]) is None
 

@@ -10,12 +10,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kstep import augment
 from kstep.agent import Agent
-from kstep.batches import Drawn
+from kstep.auxiliary.ksl import KSL
 from kstep.bench.steps import plain_module
-from kstep.types import SequenceBatch
+from kstep.data.augment import Padding, cut
+from kstep.data.batches import Batch
+from kstep.data.replay import Replay
+from kstep.rl.sac import SAC
 from tests.make import agent_and_replay
+from tests.passes import counting
 
 plain: Any = plain_module()
 
@@ -31,23 +34,24 @@ def planes(stacks: Tensor) -> Tensor:
 def in_its_order(linear: nn.Linear, encoder: Any) -> dict[str, Tensor]:
     """A linear layer on features flattened from (H, W, C), for those from (C, H, W)."""
     channels, height, width = encoder.map
-    weight = linear.weight.detach().unflatten(1, (height, width, channels))
+    weight = linear.weight.detach().unflatten(1, (height, width, channels))  # type: ignore[no-untyped-call]
     return {"weight": weight.permute(0, 3, 1, 2).flatten(1), "bias": linear.bias.detach()}
 
 
 def give(agent: Agent, learner: Any) -> None:
     """Copy all weights."""
-    core, task = agent.core, agent.task
-    assert task is not None
+    core, task = agent.core, agent.auxiliary
+    assert isinstance(core, SAC)
+    assert isinstance(task, KSL)
     for ours, its in (
         (agent.encoder, learner.critic.encoder),
         (agent.slow_encoder, learner.critic_target.encoder),
     ):
-        its.convs.load_state_dict(ours.convolutions.state_dict())
-        give_head(ours.head, its)
+        its.convs.load_state_dict(ours.get_submodule("convolutions").state_dict())
+        give_head(ours.get_submodule("head"), its)
     if core.actor.head is not None:
         give_head(core.actor.head, learner.actor.encoder)
-    for ours, its in (
+    for module, its in (
         (core.actor.body, learner.actor.body),
         (core.critic.q1, learner.critic.q1),
         (core.critic.q2, learner.critic.q2),
@@ -58,7 +62,7 @@ def give(agent: Agent, learner: Any) -> None:
         (task.slow_projector, learner.projector_target),
         (task.predictor, learner.predictor),
     ):
-        its.load_state_dict(ours.state_dict())
+        its.load_state_dict(module.state_dict())
 
 
 def give_head(head: Any, encoder: Any) -> None:
@@ -70,21 +74,17 @@ class Recorded:
     """What an agent's updates draw, in the plain reference's form."""
 
     def __init__(self, agent: Agent) -> None:
-        self.views = agent.method.sac.critic_views
-        self.draw, self.sequences = agent.batches.draw, agent.batches.sequences
+        self.views = agent.method.core.critic_views
+        self.draw = agent.batches.draw
         agent.batches.draw = self._draw  # type: ignore[method-assign]
-        agent.batches.sequences = self._sequences  # type: ignore[method-assign]
 
-    def _draw(self, replay: Any) -> Drawn:
-        self.drawn = self.draw(replay)
+    def _draw(self, replay: Replay, *, sequences: bool) -> Batch:
+        self.drawn = self.draw(replay, sequences=sequences)
         return self.drawn
 
-    def _sequences(self, drawn: Drawn) -> SequenceBatch:
-        self.sequence = self.sequences(drawn)
-        return self.sequence
-
     def batch(self) -> Any:
-        one, several = self.drawn.transitions, self.sequence
+        one, several = self.drawn.transitions, self.drawn.sequences
+        assert several is not None
         pairs = zip(
             planes(one.observation).chunk(self.views),
             planes(one.next_observation).chunk(self.views),
@@ -111,22 +111,22 @@ def test_same_losses_and_weights_on_the_same_batches(method: str) -> None:
     recorded = Recorded(agent)
     kinds = set()
     for _ in range(6):
-        ours = agent.update(replay)
+        ours = agent.update(replay).metrics
         losses = learner.learn(recorded.batch())
         kinds |= losses.keys()
         for key, value in losses.items():
             assert value == pytest.approx(float(ours[key]), rel=1e-4, abs=1e-6), key
     assert kinds == {"critic/loss", "auxiliary/loss", "actor/loss", "temperature/loss"}
 
-    head = agent.encoder.learned()["head"]
+    head = agent.encoder.stages()["head"]
     assert isinstance(head, nn.Sequential)
     assert isinstance(head[0], nn.Linear)
     close(in_its_order(head[0], learner.critic.encoder)["weight"], learner.critic.encoder.fc.weight)
     for ours_, its in (
-        (agent.encoder.learned()["convolutions"], learner.critic.encoder.convs),
-        (agent.slow_encoder.learned()["convolutions"], learner.critic_target.encoder.convs),
-        (agent.core.slow_critic.q2, learner.critic_target.q2),
-        (agent.core.actor.body, learner.actor.body),
+        (agent.encoder.stages()["convolutions"], learner.critic.encoder.convs),
+        (agent.slow_encoder.stages()["convolutions"], learner.critic_target.encoder.convs),
+        (agent.core.get_submodule("slow_critic.q2"), learner.critic_target.q2),
+        (agent.core.get_submodule("actor.body"), learner.actor.body),
     ):
         for name, weight in ours_.named_parameters():
             close(weight, its.get_parameter(name))
@@ -149,33 +149,23 @@ def test_passes_are_those_of_such_code(
     agent, _ = agent_and_replay(method)
     learner = plain.Learner(agent.method, agent.spec)
     learner.fill(60)
-    passes = {"forward": 0, "backward": 0}
-
-    def passed(module: nn.Module, inputs: Any, output: Tensor) -> None:
-        passes["forward"] += 1
-        if output.requires_grad:
-            output.register_hook(returned)  # type: ignore[no-untyped-call]
-
-    def returned(gradient: Tensor) -> None:
-        passes["backward"] += 1
-
-    for encoder in (learner.critic.encoder, learner.critic_target.encoder):
-        encoder.convs[0].register_forward_hook(passed)
-    each = []
-    for _ in range(2):
-        before = passes["forward"]
-        learner.update()
-        each.append(passes["forward"] - before)
+    unit = agent.method.learning.batch_size
+    with counting((learner.critic.encoder, learner.critic_target.encoder)) as passes:
+        each = []
+        for _ in range(2):
+            before = passes.forward
+            learner.update()
+            each.append((passes.forward - before) / unit)
     assert tuple(each) == forward
-    assert sum(each) / 2 + 2 * passes["backward"] / 2 == mean_cost
+    assert sum(each) / 2 + 2 * passes.backward / unit / 2 == mean_cost
 
 
 @pytest.mark.parametrize("padding", ["replicate", "zero"])
-def test_same_shift(padding: augment.Padding) -> None:
+def test_same_shift(padding: Padding) -> None:
     rng = np.random.default_rng(0)
     stacks = rng.integers(0, 256, (5, 3, 12, 12, 3), dtype=np.uint8)
     offsets = rng.integers(0, 9, (5, 2))
-    ours = augment.shift(stacks, offsets, 4, padding)
+    ours = cut(stacks, offsets, 12, 12, pad=4, padding=padding)
     as_planes = planes(torch.from_numpy(stacks)).numpy()
     its = plain.random_shift(as_planes, 4, padding, rng, offsets)
     assert np.array_equal(planes(torch.from_numpy(ours)).numpy(), its)

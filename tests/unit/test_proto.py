@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from kstep.auxiliary.base import RewardSource, Shapes
 from kstep.auxiliary.proto import Proto, ProtoConfig, sinkhorn
 from kstep.types import KstepError, SequenceBatch
+from tests.make import tiny
 
 B, FEATURES = 6, 9
 SMALL = ProtoConfig(projection_dim=4, predictor_hidden=8, prototypes=5, queue=12)
@@ -30,11 +31,13 @@ def task(config: ProtoConfig = SMALL) -> Proto:
 
 def batch(times: int = 2) -> SequenceBatch:
     generator = torch.Generator().manual_seed(1)
+    observation = torch.randn(B, times, 1, FEATURES, generator=generator)
     return SequenceBatch(
-        observation=torch.randn(B, times, 1, FEATURES, generator=generator),
+        observation=observation,
         action=torch.zeros(B, times - 1, 1),
         reward=torch.zeros(B, times - 1),
         bootstrap=torch.ones(B, times - 1),
+        second_view=observation[:, 0],
     )
 
 
@@ -147,7 +150,8 @@ def test_gradients_reach_encoder_and_heads_but_no_slow_copy() -> None:
     assert {id(p) for p in learned} == {id(p) for p in trainable}
     for gradient in torch.autograd.grad(loss, [*online.parameters(), *learned], retain_graph=True):
         assert gradient.abs().max() > 1e-6
-    assert torch.autograd.grad(loss, list(slow.parameters()), allow_unused=True) == (None, None)
+    gradients = torch.autograd.grad(loss, list(slow.parameters()), allow_unused=True)
+    assert all(gradient is None for gradient in gradients)
 
 
 def test_the_target_is_no_way_to_move_the_prototypes() -> None:
@@ -269,7 +273,8 @@ def test_build() -> None:
     built = ProtoConfig().build(shapes)
     assert isinstance(built, Proto)
     assert isinstance(built, RewardSource)
-    assert (built.horizon, built.sees, built.slow_encoder_rate) == (0, "features", None)
+    assert (built.sees, built.slow_encoder_rate) == ("features", None)
+    assert (ProtoConfig().horizon, ProtoConfig().rewards) == (0, True)
     assert built.projector.weight.shape == (128, 36)
     assert built.prototypes.weight.shape == (512, 128)
     assert built.queue.shape == (2048, 128)
@@ -279,7 +284,14 @@ def test_build() -> None:
     assert (shrunk.prototypes, shrunk.queue) == (16, 64)
 
 
-@pytest.mark.parametrize("wrong", [{"neighbour": 0}, {"neighbour": 6}, {"queue": 4}])
-def test_impossible_sizes_are_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(KstepError, match="neighbour <= prototypes <= queue"):
-        Proto(replace(SMALL, **wrong), FEATURES, ema_rate=0.1)
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("neighbour=0", "neighbour must be at least 1"),
+        ("neighbour=17", "neighbour <= prototypes <= queue must hold, not 17, 16, 64"),
+        ("queue=15", "neighbour <= prototypes <= queue must hold, not 3, 16, 15"),
+    ],
+)
+def test_impossible_sizes_are_refused(wrong: str, message: str) -> None:
+    with pytest.raises(KstepError, match=message):
+        tiny("proto_rl", f"method.auxiliary.{wrong}")

@@ -13,17 +13,19 @@ import pytest
 import torch
 from rich.console import Console
 
-from kstep import encoders
 from kstep.agent import Agent
 from kstep.analysis.evaluation_set import EvaluationSet, collect_from
 from kstep.analysis.questions import QUESTIONS, Answer, Subject, analyze, analyze_all, subjects
+from kstep.analysis.tables import Row
 from kstep.cli import main
 from kstep.config import resolve
 from kstep.envs import EnvConfig, make, spec_of
 from kstep.report.analyze import beside_paper
 from kstep.rng import Streams
-from kstep.run import Run
-from kstep.train import Runtime, train
+from kstep.run import saved_encoders as encoders
+from kstep.run.folder import Run, RunFolder
+from kstep.run.runtime import Runtime
+from kstep.run.train import train
 from kstep.types import Counts, KstepError
 
 QUIET = Console(quiet=True)
@@ -51,6 +53,13 @@ def on(runs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def legend(answer: Answer) -> list[str]:
+    """What the legend of its first panel names."""
+    found = answer.figure().axes[0].get_legend()
+    assert found is not None
+    return [text.get_text() for text in found.get_texts()]
+
+
 def test_a_set_is_what_the_agent_went_through(runs: dict[str, Path], on: Path) -> None:
     states = EvaluationSet.load(on)
     assert states.frames[48].shape == (len(states), 48, 48, 3)
@@ -59,7 +68,7 @@ def test_a_set_is_what_the_agent_went_through(runs: dict[str, Path], on: Path) -
     assert states.quantities == ("dot x", "dot y", "target x", "target y")
     assert set(states.episode) == {0, 1, 2, 3}
     assert states.provenance["digest"] == Run.open(runs["ksl"]).digest
-    # Enacting the stored actions gives the stored frames, rewards and states again.
+    # Replaying the stored actions gives the stored frames, rewards and states again.
     env = make(EnvConfig("toy_reach", size=48), 0)
     for number, seed in enumerate(states.provenance["episode_seeds"]):
         frame, _ = env.reset(seed=seed)
@@ -101,7 +110,7 @@ def test_a_damaged_set_is_refused(on: Path, tmp_path: Path) -> None:
 
 
 def test_encoders_are_saved_at_marks_and_load_as_functions(runs: dict[str, Path]) -> None:
-    files = encoders.saved_in(runs["ksl"])
+    files = RunFolder(runs["ksl"]).saved_encoders()
     assert [int(file.stem) for file in files] == [0, 60, 120, 130]
     saved = encoders.load(files[-1])
     assert (saved.label, saved.task, saved.seed, saved.env_steps) == (
@@ -140,7 +149,7 @@ def test_a_quick_encoder_is_the_same_up_to_rounding(tmp_path: Path) -> None:
 def test_saving_encoders_changes_nothing_and_survives_interruption(tmp_path: Path) -> None:
     plain = trained(tmp_path / "plain", "ksl", 130, None)
     whole = trained(tmp_path / "whole", "ksl", 130, 60)
-    assert not encoders.saved_in(plain)
+    assert not RunFolder(plain).saved_encoders()
     left, right = (
         (max((run / "checkpoints").iterdir()) / "agent.safetensors").read_bytes()
         for run in (plain, whole)
@@ -165,7 +174,7 @@ def test_what_cannot_be_saved_is_refused(tmp_path: Path) -> None:
 
 def test_cropping_methods_get_frames_of_their_size(runs: dict[str, Path], on: Path) -> None:
     states = EvaluationSet.load(on)
-    (file, *_) = encoders.saved_in(runs["rad"])
+    (file, *_) = RunFolder(runs["rad"]).saved_encoders()
     assert encoders.load(file).size == 64
     answer = analyze("temporal", subjects([file]), states)
     assert answer.rows[0]["label"] == "rad-debug"
@@ -212,7 +221,7 @@ def test_questions_of_latents_share_one_encoding(on: Path, tmp_path: Path) -> No
 
     def encode(stacks: np.ndarray) -> np.ndarray:
         seen.append(len(stacks))
-        return stacks.mean(axis=(2, 3)).reshape(len(stacks), -1)
+        return np.asarray(stacks.mean(axis=(2, 3)).reshape(len(stacks), -1))
 
     answers = analyze_all(["reward-mse", "temporal", "collapse"], [Subject("a", encode)], states)
     assert sum(seen) == len(states)
@@ -225,7 +234,7 @@ def test_only_some_states_are_perturbed_and_the_table_says_how_many(on: Path) ->
 
     def encode(stacks: np.ndarray) -> np.ndarray:
         seen.append(len(stacks))
-        return stacks[:, -1].mean(axis=1).reshape(len(stacks), -1)
+        return np.asarray(stacks[:, -1].mean(axis=1).reshape(len(stacks), -1))
 
     plain = Subject("a", encode)
     some = analyze("perturbation", [plain], states, perturbed=7).rows
@@ -237,7 +246,7 @@ def test_only_some_states_are_perturbed_and_the_table_says_how_many(on: Path) ->
         away = float(few["distance"]) - float(many["distance"])
         assert abs(away) < 6 * float(few["error"])
     assert list(states.spaced(3)) == [0, round((len(states) - 1) / 2), len(states) - 1]
-    with pytest.raises(KstepError, match="at least one state"):
+    with pytest.raises(KstepError, match="--perturbed must be at least 1"):
         analyze("perturbation", [plain], states, perturbed=0)
 
 
@@ -249,8 +258,7 @@ def test_gradients_need_no_states_and_tasks_keep_their_lines(
     train(Run.prepare(other, experiment), Runtime(threads=1, save_encoders_every=60), QUIET)
     answer = analyze("gradients", subjects([runs["ksl"], other]), None)
     assert {row["task"] for row in answer.rows} == {"toy_reach", "toy_glide"}
-    names = [text.get_text() for text in answer.figure().axes[0].get_legend().get_texts()]
-    assert names == ["ksl-debug, toy_reach", "ksl-debug, toy_glide"]
+    assert legend(answer) == ["ksl-debug, toy_reach", "ksl-debug, toy_glide"]
     with pytest.raises(KstepError, match="--on FOLDER"):
         analyze("temporal", subjects([other]), None)
     main(["analyze", "gradients", str(other), "--output", str(tmp_path / "out")])
@@ -266,11 +274,11 @@ def test_a_survey_is_one_command(runs: dict[str, Path], on: Path, tmp_path: Path
         assert [row["states"] for row in csv.DictReader(file)] == ["5"] * 4
 
 
-def test_a_wrong_encoder_is_told_what_is_wrong(on: Path) -> None:
+def test_a_wrong_encoder_is_refused_with_the_reason(on: Path) -> None:
     states = EvaluationSet.load(on)
     for encode, complaint in (
         (lambda x: x.mean(), "one vector per state"),
-        (lambda x: np.full((len(x), 2), np.nan), "not finite"),
+        (lambda x: np.full((len(x), 2), np.nan), "non-finite"),
     ):
         with pytest.raises(KstepError, match=complaint):
             analyze("temporal", [Subject("bad", encode)], states)
@@ -281,16 +289,24 @@ def test_a_wrong_encoder_is_told_what_is_wrong(on: Path) -> None:
     with pytest.raises(KstepError, match="unknown question"):
         analyze("why", [plain], states)
     learning = torch.ones(1, requires_grad=True)
+    bad = Subject("bad", lambda x: learning.expand(len(x), 1))  # type: ignore[arg-type,return-value]
     with pytest.raises(KstepError, match="array of numbers"):
-        analyze("temporal", [Subject("bad", lambda x: learning.expand(len(x), 1))], states)
-    with pytest.raises(KstepError, match="plain with seed 0 at 0 env_steps is there twice"):
+        analyze("temporal", [bad], states)
+    with pytest.raises(KstepError, match="plain with seed 0 at 0 env_steps is named twice"):
         analyze("temporal", [plain, plain], states)
 
 
 def test_the_papers_changes_in_sensitivity_stand_beside_its_own_task_only() -> None:
-    rows = [
-        {"label": "ksl-results-cpu", "task": task, "seed": 1, "env_steps": at, "perturbation": kind}
-        | {"distance": float(at), "normalized": 0.0}
+    rows: list[Row] = [
+        {
+            "label": "ksl-results-cpu",
+            "task": task,
+            "seed": 1,
+            "env_steps": at,
+            "perturbation": kind,
+            "distance": float(at),
+            "normalized": 0.0,
+        }
         for task in ("walker_walk", "cartpole_swingup")
         for kind in ("translation", "noise", "flipping")
         for at in (5, 10)
@@ -307,7 +323,7 @@ def test_the_papers_changes_in_sensitivity_stand_beside_its_own_task_only() -> N
 
 
 def test_marks_are_obeyed_or_refused(runs: dict[str, Path], tmp_path: Path) -> None:
-    (file,) = [f for f in encoders.saved_in(runs["ksl"]) if encoders.mark_of(f) == 120]
+    (file,) = [f for f in RunFolder(runs["ksl"]).saved_encoders() if encoders.mark_of(f) == 120]
     assert [s.env_steps for s in subjects([runs["ksl"], file], [120])] == [120, 120]
     without = trained(tmp_path / "without", "ksl", 60, None)
     for paths, at, whole, complaint in (
@@ -343,18 +359,21 @@ def test_two_phases_are_in_the_label() -> None:
 
 def test_figures_keep_tasks_apart(runs: dict[str, Path], on: Path, tmp_path: Path) -> None:
     states = EvaluationSet.load(on)
-    (file,) = [f for f in encoders.saved_in(runs["ksl"]) if encoders.mark_of(f) == 120]
+    (file,) = [f for f in RunFolder(runs["ksl"]).saved_encoders() if encoders.mark_of(f) == 120]
     (one,) = subjects([file])
     both = [one, replace(one, task="elsewhere")]
     drawn = analyze("reward-pca", both, states).figure()
-    dots = [len(axes.collections[0].get_offsets()) for axes in drawn.axes if axes.get_title()]
+    dots = [
+        len(np.asarray(axes.collections[0].get_offsets()))
+        for axes in drawn.axes
+        if axes.get_title()
+    ]
     assert dots == [len(states)] * 2
     assert "toy_reach, seed 1" in drawn.axes[0].get_title()
-    names = [
-        text.get_text()
-        for text in analyze("state-probe", both, states).figure().axes[0].get_legend().get_texts()
+    assert legend(analyze("state-probe", both, states)) == [
+        "ksl-debug, toy_reach at 120",
+        "ksl-debug, elsewhere at 120",
     ]
-    assert names == ["ksl-debug, toy_reach at 120", "ksl-debug, elsewhere at 120"]
     assert len(analyze("saliency", both, states.first(1)).videos) == 2
 
 

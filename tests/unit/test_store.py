@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kstep.config import resolve
-from kstep.run import Run
+from kstep.run.folder import Run
 from kstep.types import KstepError
 
 pl = pytest.importorskip("polars")
@@ -25,15 +25,21 @@ def pretend(root: Path, method: str, seed: int, evaluations: int = 2, *overrides
         pass
     (run.folder / "system.json").write_text(
         json.dumps(
-            [{"rendering": "painted", "commit": "abc"}, {"rendering": "painted", "commit": "abd"}]
+            [{"rendering": "painted", "commit": "abc"}, {"rendering": "painted", "commit": "abe"}]
         )
     )
     with run.evaluations_file.open("w") as file:
         for index in range(evaluations):
-            row = {"mark": 800 * index, "env_steps": 801 * index, "decisions": 801 * index}
-            row |= {"updates": 10 * index, "episodes": index, "lengths": [5, 5]}
-            returns = [seed + index + 0.5, seed - 0.5 + index]
-            file.write(json.dumps({**row, "returns": returns}) + "\n")
+            row = {
+                "mark": 800 * index,
+                "env_steps": 801 * index,
+                "decisions": 801 * index,
+                "updates": 10 * index,
+                "episodes": index,
+                "lengths": [5, 5],
+                "returns": [seed + index + 0.5, seed - 0.5 + index],
+            }
+            file.write(json.dumps(row) + "\n")
     return run
 
 
@@ -45,7 +51,7 @@ def test_a_row_per_episode_with_every_column(tmp_path: Path) -> None:
     assert frame.row(-1, named=True) == {
         "source": "runs",
         "method": "ksl",
-        "flavour": "released",
+        "variant": "released",
         "preset": "debug",
         "renderer": "painted",
         "task": "toy_reach",
@@ -58,7 +64,7 @@ def test_a_row_per_episode_with_every_column(tmp_path: Path) -> None:
         "return": 3.5,
         "setting": frame["setting"][0],
         "digest": run.digest,
-        "commit": "abc then abd",
+        "commit": "abc then abe",
     }
 
 
@@ -111,7 +117,7 @@ def test_both_phases_of_a_method_are_in_the_table(tmp_path: Path) -> None:
     frame = store.read(tmp_path / "all.parquet")
     budget = resolve("proto_rl", "toy_reach", preset="debug").env_steps
     assert set(frame["method"]) == {"proto_rl"}
-    assert set(frame["flavour"]) == {f"{budget // 2}/{budget // 2}"}
+    assert set(frame["variant"]) == {f"{budget // 2}/{budget // 2}"}
 
 
 def test_damaged_runs_are_named_and_left_out(tmp_path: Path) -> None:
@@ -136,7 +142,7 @@ def test_results_of_others_stand_beside_ours(tmp_path: Path) -> None:
         assert (gathered.runs, gathered.rows) == (2, 6)
     theirs = store.read(table).filter(pl.col("source") == "authors")
     assert theirs["return"].to_list() == [759.5, 801.0]
-    assert set(theirs["flavour"]) == {"published"}
+    assert set(theirs["variant"]) == {"published"}
     assert store.scores(theirs)["score"].to_list() == [759.5, 801.0]
     assert store.collect(tmp_path / "runs", table).rows == 6
 

@@ -1,4 +1,4 @@
-"""Plans: the paper's experiments at their size, what run folders say, and linear bookkeeping."""
+"""Plans: the paper's experiments at their size, states of run folders, linear bookkeeping."""
 
 from __future__ import annotations
 
@@ -15,9 +15,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from kstep.run import Run
+from kstep.run import folder, saved_encoders
+from kstep.run.folder import FORMAT, Run, RunFolder
+from kstep.sweep import cost
 from kstep.sweep import plan as planning
-from kstep.sweep.plan import RunSpec, count, estimate, numbers, plan, read, shipped, status
+from kstep.sweep.cost import assumptions, estimate, measured_speeds
+from kstep.sweep.experiments import MOST_SEEDS, SCALES, read, seeds, shipped
+from kstep.sweep.plan import RunSpec, plan, status
 from kstep.types import KstepError
 
 PLANET = 6
@@ -48,7 +52,7 @@ def test_the_papers_experiments_have_the_papers_size(name: str, runs: int) -> No
 def test_every_shipped_experiment_has_every_scale() -> None:
     assert len(shipped()) == 9
     for name in shipped():
-        for scale in planning.SCALES:
+        for scale in SCALES:
             sweep = read(name, scale)
             specs = plan(sweep)
             assert {spec.preset for spec in specs} == {scale}
@@ -84,7 +88,7 @@ def test_a_spec_is_what_the_command_line_would_make_of_it() -> None:
 
 def test_less_of_a_sweep() -> None:
     sweep = read("main", "cpu")
-    specs = plan(sweep, tasks=["cartpole_swingup"], methods=["ksl", "drq"], seeds=numbers("1-2,5"))
+    specs = plan(sweep, tasks=["cartpole_swingup"], methods=["ksl", "drq"], seeds=seeds("1-2,5"))
     assert [(s.method, s.seed) for s in specs] == [
         (method, seed) for seed in (1, 2, 5) for method in ("ksl", "drq")
     ]
@@ -98,17 +102,17 @@ def test_variants_of_a_sweeps_methods_can_be_named() -> None:
     specs = plan(sweep, tasks=["walker_walk"], methods=names, seeds=[1])
     assert [spec.method for spec in specs] == names
     assert {spec.env_steps for spec in specs} == {500_000}
-    assert {spec.method for spec in plan(sweep)} == set(sweep.groups[0].methods)  # none unasked
-    every = {name for group in planning.with_variants(sweep).groups for name in group.methods}
+    assert {spec.method for spec in plan(sweep)} == set(sweep.group[0].methods)  # none unasked
+    every = {name for group in planning.with_variants(sweep).group for name in group.methods}
     assert {"ksl-released", "sac_state-original"} < every
     assert not {"ksl-conv", "pi_sac", "pi_sac-original"} & every
     # Their encoders may not fit the method that takes them.
     with pytest.raises(KstepError, match="has no method 'ksl-results'"):
         plan(read("generalization"), methods=["ksl-results"])
     # A setting that the others do not take leaves them out.
-    single = ("method.learning.one_optimizer=true",)
-    group = replace(sweep.groups[0], methods=("ksl",), set=single)
-    assert planning.with_variants(replace(sweep, groups=(group,))).groups == (group,)
+    single = ("method.auxiliary.one_optimizer=true",)
+    group = replace(sweep.group[0], methods=("ksl",), set=single)
+    assert planning.with_variants(replace(sweep, group=(group,))).group == (group,)
 
 
 def test_angles_are_measured_on_runs_that_others_train() -> None:
@@ -119,15 +123,34 @@ def test_angles_are_measured_on_runs_that_others_train() -> None:
     assert all(carried[folder] == spec for folder, spec in angles.items())
 
 
-@pytest.mark.parametrize("text", ["", "a", "3-1", "1-", "-2", "1,,2"])
-def test_seeds_that_are_none(text: str) -> None:
-    with pytest.raises(KstepError):
-        numbers(text)
+def test_seeds() -> None:
+    assert seeds("1-3, 7,2") == (1, 2, 3, 7)
+    assert len(seeds(f"1-{MOST_SEEDS}")) == MOST_SEEDS
+
+
+@pytest.mark.parametrize("text", ["", "a", "3-1", "1-", "-2", "1,,2", "²", "1" * 5000])
+def test_invalid_seeds_are_refused(text: str) -> None:
+    with pytest.raises(KstepError, match="seeds"):
+        seeds(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["1-999999999", "0-99999999999999999", "1-6000,7000-13000", f"0-{MOST_SEEDS}"]
+)
+def test_too_many_seeds_are_refused_without_listing_them(text: str, tmp_path: Path) -> None:
+    with pytest.raises(KstepError, match="more than 10,000 seeds"):
+        seeds(text)
+    file = tmp_path / "mine.toml"
+    file.write_text(
+        f'tasks = ["toy_reach"]\n[[group]]\nmethods = ["ksl"]\nseeds = "{text}"\nenv_steps = 9\n'
+    )
+    with pytest.raises(KstepError, match=r"experiment 'mine': .* more than 10,000 seeds"):
+        read(str(file))
 
 
 def test_mistakes_in_experiments_are_named(tmp_path: Path) -> None:
     with pytest.raises(KstepError, match="Did you mean 'main'"):
-        read("mian")
+        read("mian")  # codespell:ignore mian
     with pytest.raises(KstepError, match="unknown scale"):
         read("main", "huge")
     file = tmp_path / "mine.toml"
@@ -140,7 +163,12 @@ def test_mistakes_in_experiments_are_named(tmp_path: Path) -> None:
     good = file.read_text().replace("ksk", "ksl")
     for line, complaint in (
         ('transfer = "sac_pixel"', "needs `save_encoders_every`"),
-        ("save_encoders_every = 0", "at least 1 env step"),
+        ("save_encoders_every = 0", "save_encoders_every must be at least 1, not 0"),
+        ("alone = 1", "alone must be true or false"),
+        ('marks = "100"', "marks must be a list"),
+        ("scale = 3", "scale must be a group of settings"),
+        ("scale.cpu.seed = 3", "Did you mean 'seeds'"),
+        ('scale.paper.preset = "papr"', "Did you mean 'paper'"),
     ):
         file.write_text(f"{line}\n{good}")
         with pytest.raises(KstepError, match=complaint):
@@ -152,15 +180,23 @@ def test_mistakes_in_experiments_are_named(tmp_path: Path) -> None:
     file.write_text(f'save_encoders_every = 5\ntransfer = "curl"\n{two}')
     with pytest.raises(KstepError, match="nothing to shape"):  # before anything is trained
         plan(read(str(file)))
-    file.write_text(good)
-    (spec,) = plan(read(str(file)))
-    assert (spec.seed, spec.env_steps, spec.preset) == (1, 9, "paper")
+    for steps, complaint in (("9.5", "must be a whole number"), ("-1", "must be at least 1")):
+        file.write_text(good.replace("env_steps=9", f"env_steps={steps}"))
+        with pytest.raises(KstepError, match=complaint):
+            read(str(file))
+    file.write_text("tasks = []\n" + good.partition("\n")[2])
+    with pytest.raises(KstepError, match="at least one task"):
+        read(str(file))
+    for steps, budget in (("9", 9), ("1e3", 1000), ("1_000", 1000)):
+        file.write_text(good.replace("env_steps=9", f"env_steps={steps}"))
+        (spec,) = plan(read(str(file)))
+        assert (spec.seed, spec.env_steps, spec.preset) == (1, budget, "paper")
 
 
 def pretend(spec: RunSpec, env_steps: int, *, saved: bool, decisions: int = 7) -> None:
     """Write what a run folder has after that many steps."""
     (spec.folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-    (spec.folder / "config.json").write_text(json.dumps({"digest": spec.digest}))
+    (spec.folder / "config.json").write_text(json.dumps({"format": FORMAT, "digest": spec.digest}))
     row = {"mark": 0, "env_steps": env_steps, "decisions": decisions, "returns": [1.0]}
     (spec.folder / "evaluations.jsonl").write_text(json.dumps(row) + "\n")
     if saved:
@@ -178,13 +214,13 @@ def test_status_is_what_the_folder_says(tmp_path: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_EX)
         assert status(spec).state == "running"
     failed = {"outcome": "failed", "code": 1, "error": "Traceback\nValueError: no\n"}
-    spec.attempts.write_text(json.dumps(failed) + "\n")
+    spec.run.attempts_file.write_text(json.dumps(failed) + "\n")
     assert status(spec) == planning.Status("failed", 100, "ValueError: no")
     pretend(spec, 200, saved=False, decisions=9)
     assert status(spec).state == "failed"  # evaluated, but its end was not saved
     pretend(spec, 200, saved=True, decisions=9)
     assert status(spec).state == "done"
-    (spec.folder / "config.json").write_text(json.dumps({"digest": "another"}))
+    (spec.folder / "config.json").write_text(json.dumps({"format": FORMAT, "digest": "another"}))
     assert "another experiment" in status(spec).problem
 
 
@@ -195,7 +231,12 @@ def save_encoders(spec: RunSpec, *marks: int) -> None:
 
     (spec.folder / "encoders").mkdir(parents=True, exist_ok=True)
     for mark in marks:
-        about = {"format": "1", "label": spec.method, "task": spec.task, "seed": spec.seed}
+        about = {
+            "format": saved_encoders.FORMAT,
+            "label": spec.method,
+            "task": spec.task,
+            "seed": spec.seed,
+        }
         header = {"kstep encoder": json.dumps({**about, "mark": mark})}
         weights = {"w": torch.tensor([float(mark), float(spec.seed)])}
         path = spec.folder / "encoders" / f"{mark:09d}.safetensors"
@@ -224,7 +265,6 @@ def test_runs_that_were_to_save_encoders_are_done_only_with_them(tmp_path: Path)
 
 
 def test_transfer_runs_are_ready_once_their_source_is_done(tmp_path: Path) -> None:
-    from kstep import encoders
     from kstep.config import digest, resolve
 
     def planned() -> tuple[list[RunSpec], list[RunSpec]]:
@@ -252,7 +292,7 @@ def test_transfer_runs_are_ready_once_their_source_is_done(tmp_path: Path) -> No
     words = ready.arguments()
     assert words[:3] == ["train", "sac_pixel", "toy_glide"]
     assert words[words.index("--frozen-encoder") + 1] == str(last)
-    frozen = encoders.frozen(last)
+    frozen = saved_encoders.frozen(last)
     assert digest(resolve("sac_pixel", "toy_glide", preset="debug", frozen_encoder=frozen)) == (
         ready.digest
     )
@@ -266,13 +306,13 @@ def test_transfer_runs_are_ready_once_their_source_is_done(tmp_path: Path) -> No
     assert other.digest != ready.digest
 
 
-@pytest.mark.parametrize("preset", planning.SCALES)
+@pytest.mark.parametrize("preset", SCALES)
 def test_encoders_fit_the_method_that_takes_them(preset: str) -> None:
     from kstep.config import resolve
 
     sweep = read("generalization", preset)
     taking = resolve(sweep.transfer, sweep.tasks[0], preset=preset).method
-    for name in sweep.groups[0].methods:
+    for name in sweep.group[0].methods:
         giving = resolve(name, sweep.tasks[0], preset=preset).method
         assert (giving.encoder, giving.stack) == (taking.encoder, taking.stack)
 
@@ -294,7 +334,7 @@ def test_half_written_lines_are_passed_over(tmp_path: Path) -> None:
     assert status(spec).env_steps == 100
 
 
-@pytest.mark.parametrize("preset", planning.SCALES[:2])
+@pytest.mark.parametrize("preset", SCALES[:2])
 def test_native_convolutions_are_assumed_to_take_half(preset: str, tmp_path: Path) -> None:
     """And where a run was measured, the assumption does not matter."""
     specs = plan(read("main", preset), tmp_path, tasks=["cartpole_swingup"], seeds=[1])
@@ -314,9 +354,9 @@ def test_estimates_use_what_was_measured(tmp_path: Path) -> None:
     assert 1 < before.core_hours < 100
     assert 1.3 < before.memory_gb < 1.7  # 12,500 decisions of 84 x 84 x 3
     row = {"outcome": "done", "decisions": 1000, "seconds": 50.0, "threads": 2}
-    specs[0].attempts.parent.mkdir(parents=True)
-    specs[0].attempts.write_text(json.dumps(row) + "\n")
-    speeds = planning.measured_speeds(specs)
+    specs[0].run.attempts_file.parent.mkdir(parents=True)
+    specs[0].run.attempts_file.write_text(json.dumps(row) + "\n")
+    speeds = measured_speeds(specs)
     assert speeds == {("ksl", "cartpole_swingup", "cpu"): 0.1}
     after = estimate(specs, [status(spec) for spec in specs], speeds)
     assert after.measured == 3
@@ -333,7 +373,7 @@ def test_assumed_passes_are_those_of_the_docs() -> None:
             r"^\| `([\w-]+)` \|.*\| ([\d.]+) \+ ([\d.]+) \|", table, flags=re.MULTILINE
         )
     }
-    for name, passes in planning._assumed()["passes"].items():
+    for name, passes in assumptions()["passes"].items():
         assert documented[name] == passes
 
 
@@ -348,7 +388,7 @@ def many(folder: Path, runs: int) -> list[RunSpec]:
     return plan(read(str(file)), folder / str(runs))
 
 
-def counted(monkeypatch: pytest.MonkeyPatch, module: object, *names: str) -> Counter[str]:
+def counted(monkeypatch: pytest.MonkeyPatch, **owners: object) -> Counter[str]:
     """Count the calls of functions that cost something: reading a file, making a configuration."""
     calls: Counter[str] = Counter()
 
@@ -359,20 +399,23 @@ def counted(monkeypatch: pytest.MonkeyPatch, module: object, *names: str) -> Cou
 
         return call
 
-    for name in names:
-        monkeypatch.setattr(module, name, counting(name, getattr(module, name)))
+    for name, owner in owners.items():
+        monkeypatch.setattr(owner, name, counting(name, getattr(owner, name)))
     return calls
 
 
 def test_ten_thousand_runs_are_planned_and_read_with_linear_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reads = ("_read_json", "_last_row", "_rows", "is_locked", "_newest_checkpoint")
-    calls = counted(monkeypatch, planning, "resolve", "digest", *reads)
+    reads = {
+        **dict.fromkeys(("read_json", "json_lines", "last_json_line"), folder),
+        **dict.fromkeys(("is_locked", "checkpointed"), RunFolder),
+    }
+    calls = counted(monkeypatch, resolve=planning, digest=planning, **reads)
     work = {}
     for runs in (1_000, 10_000):
         calls.clear()
-        planning._shape.cache_clear()  # what other tests, or the first round, have left there
+        cost._cost.cache_clear()  # of other tests, or of the first round
         started = time.process_time()
         specs = many(tmp_path, runs)
         assert len(specs) == runs
@@ -381,10 +424,10 @@ def test_ten_thousand_runs_are_planned_and_read_with_linear_work(
             pretend(spec, 500 if spec.seed % 2 else 100, saved=True)
         started = time.process_time()
         statuses = [status(spec) for spec in specs]
-        estimate(specs, statuses, planning.measured_speeds(specs))
+        estimate(specs, statuses, measured_speeds(specs))
         print(f"{runs:,} runs: {planned + time.process_time() - started:.2f} seconds")
-        work[runs] = dict(calls)
-    found = count(statuses)
+        work[runs] = Counter(calls)
+    found = Counter(status.state for status in statuses)
     assert (found["done"], found["partly"], found["missing"]) == (2_500, 2_500, 5_000)
     few, most = work[1_000], work[10_000]
     # Configurations are made once per cell; a run costs one digest and at most six small reads.
@@ -400,8 +443,8 @@ def test_ten_thousand_runs_go_through_the_queue_with_linear_work(
     """The local queue and its bookkeeping, with runs that take no time."""
     from kstep.sweep import engines, watch
 
-    calls = counted(monkeypatch, planning, "status")
-    monkeypatch.setattr(engines, "carry_out", lambda *_: engines.Outcome("done"))
+    calls = counted(monkeypatch, status=planning)
+    monkeypatch.setattr(engines, "execute", lambda *_: engines.Outcome("done"))
     for runs in (1_000, 10_000):
         calls.clear()
         specs = many(tmp_path, runs)

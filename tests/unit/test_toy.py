@@ -40,7 +40,7 @@ def test_a_policy_that_sees_only_pixels_solves_it_and_a_random_one_does_not() ->
     rng = np.random.default_rng(0)
 
     def steer(frame: Array) -> Array:
-        # The dot is painted over the target, so what remains of it is pulled aside: aim anew.
+        # The dot is painted over the target, so what remains of it is pulled aside: aim again.
         return np.clip((centre(frame, toy.TARGET) - centre(frame, toy.DOT)) / toy.SPEED, -1, 1)
 
     good = [episode(env, seed, steer) for seed in range(40)]
@@ -55,24 +55,44 @@ def test_a_policy_that_sees_only_pixels_solves_it_and_a_random_one_does_not() ->
     assert max(lengths) == toy.LIMIT
 
 
+def places(env: ToyEnv) -> tuple[Array, Array]:
+    """Where the dot and the target are."""
+    found = env.quantities()
+    dot, target = ([found[f"{name} x"], found[f"{name} y"]] for name in ("dot", "target"))
+    return np.array(dot), np.array(target)
+
+
+def apart(env: ToyEnv) -> float:
+    dot, target = places(env)
+    return float(np.hypot(*(dot - target)))
+
+
 def test_leaving_the_arena_terminates_and_costs() -> None:
     env = make_toy()
     env.reset(seed=1)
-    env._target = np.array([-0.7, 0.0])
-    env._dot = np.array([0.95, 0.0])
-    _, reward, terminated, truncated, _ = env.step(np.array([1.0, 0.0]))
-    assert (terminated, truncated) == (True, False)
-    assert reward == pytest.approx(-toy.PROGRESS * toy.SPEED - toy.TIME - toy.LEFT)
+    dot, target = places(env)
+    away, terminated = np.sign(dot - target), False
+    while not terminated:
+        before = apart(env)
+        _, reward, terminated, truncated, _ = env.step(away)
+        left = bool(np.abs(places(env)[0]).max() > 1)
+        progress = toy.PROGRESS * (before - apart(env)) - toy.TIME
+        assert reward == pytest.approx(progress - toy.LEFT * left, abs=1e-5)
+        assert (terminated, truncated) == (left, False)
 
 
 def test_reaching_the_target_terminates_and_pays() -> None:
     env = make_toy()
     env.reset(seed=1)
-    env._target = np.array([0.0, 0.0])
-    env._dot = np.array([0.23, 0.0])
-    _, reward, terminated, truncated, _ = env.step(np.array([-1.0, 0.0]))
-    assert (terminated, truncated) == (True, False)
-    assert reward == pytest.approx(toy.PROGRESS * toy.SPEED - toy.TIME + toy.REACHED)
+    terminated = False
+    while not terminated:
+        dot, target = places(env)
+        before = apart(env)
+        _, reward, terminated, truncated, _ = env.step(np.clip((target - dot) / toy.SPEED, -1, 1))
+        reached = apart(env) < toy.TARGET_RADIUS
+        progress = toy.PROGRESS * (before - apart(env)) - toy.TIME
+        assert reward == pytest.approx(progress + toy.REACHED * reached, abs=1e-5)
+        assert (terminated, truncated) == (reached, False)
 
 
 @pytest.mark.parametrize("repeat", [1, 7])
@@ -105,33 +125,41 @@ def test_a_repeated_action_earns_the_sum_of_single_ones() -> None:
 
 
 def test_velocity_is_hidden_in_glide_frames_but_not_in_its_state() -> None:
-    env = make_toy("toy_glide")
-    env.reset(seed=2)
-    still = env.current_frame()
-    env._velocity = np.array([0.05, 0.05])
-    np.testing.assert_array_equal(env.current_frame(), still)
-    assert env._state()[4:].tolist() == pytest.approx([0.05, 0.05])
-    before = env._dot
-    env.step(np.zeros(2))
-    # It coasts.
-    assert (env._dot > before).all()
+    """The same move in both worlds ends in the same picture, but one dot coasts from there."""
+    gliding, walking = make_toy("toy_glide"), make_toy("toy_reach")
+    assert np.array_equal(gliding.reset(seed=2)[0], walking.reset(seed=2)[0])
+    push = np.ones(2)
+    glided = gliding.step(push)[0].astype(int)
+    walked = walking.step(push * toy.GLIDE_PUSH / toy.SPEED)[0].astype(int)
+    assert np.abs(glided - walked).max() <= 1  # apart from rounding
+    found = gliding.quantities()
+    assert [found["velocity x"], found["velocity y"]] == pytest.approx([toy.GLIDE_PUSH] * 2)
+    still = places(walking)[0]
+    gliding.step(np.zeros(2))
+    walking.step(np.zeros(2))
+    assert np.array_equal(places(walking)[0], still)
+    assert (places(gliding)[0] > still + toy.GLIDE_PUSH / 2).all()
     assert make_toy("toy_reach", observation="state").observation_space.shape == (4,)
 
 
 def test_moves_smaller_than_a_pixel_show() -> None:
     env = make_toy(size=36)
-    env.reset(seed=3)
-    before = env.current_frame()
-    env._dot = env._dot + 0.1 * 2 / 36
-    assert (env.current_frame() != before).any()
+    before, _ = env.reset(seed=3)
+    tenth_of_a_pixel = 0.1 * 2 / 36
+    after, *_ = env.step(np.full(2, tenth_of_a_pixel / toy.SPEED))
+    assert (after != before).any()
 
 
-def test_dot_stays_in_the_picture_at_the_edge() -> None:
+@pytest.mark.parametrize("corner", [(1, 1), (1, -1), (-1, 1), (-1, -1)])
+def test_frames_at_and_beyond_the_edge_keep_their_shape(corner: tuple[int, int]) -> None:
     env = make_toy(size=36)
-    env.reset(seed=3)
-    for corner in ([1.0, 1.0], [-1.0, -1.0], [1.2, -3.0]):
-        env._dot = np.array(corner)
-        assert env.current_frame().shape == (36, 36, 3)
+    for seed in range(4):
+        env.reset(seed=seed)
+        terminated = False
+        while not terminated:
+            frame, _, terminated, _, _ = env.step(np.array(corner, float))
+            assert frame.shape == (36, 36, 3)
+    assert np.abs(places(env)[0]).max() > 1
 
 
 def test_films_any_shape_with_the_arena_square() -> None:

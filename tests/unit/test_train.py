@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -12,30 +14,20 @@ import numpy as np
 import pytest
 import torch
 
-from kstep import checkpoint, train
+from kstep import envs
+from kstep.agent import Agent, Update
 from kstep.config import EvaluationConfig
-from kstep.files import sha256, write_json
-from kstep.run import Run
-from kstep.train import Stopped
+from kstep.data.replay import Replay
+from kstep.envs import ControlEnv, EnvConfig
+from kstep.envs.worker import RemoteEnv
+from kstep.files import fingerprint, sha256, write_json
+from kstep.run import checkpoint, system, train
+from kstep.run.folder import Run
+from kstep.run.train import Stopped
 from kstep.types import KstepError
+from kstep.values import change
 from tests.make import tiny
-from tests.runs import assert_same, experiment, go, weights
-
-
-def stop_after(monkeypatch: pytest.MonkeyPatch, decisions: int) -> None:
-    """Make the loop see a stop signal once that many decisions are taken."""
-    original = train._Trainer._decide
-
-    def decide(self: Any) -> None:
-        original(self)
-        if self.session.counts.decisions == decisions:
-            import os
-            import signal
-
-            os.kill(os.getpid(), signal.SIGINT)
-
-    monkeypatch.setattr(train._Trainer, "_decide", decide)
-
+from tests.runs import ALWAYS, assert_same, at_decision, experiment, go, stop_after, weights
 
 FAMILIES = ["ksl", "ksl-results", "ksl-conv", "ksl-one-optimizer", "ksl-k3-l2", "sac_pixel"]
 FAMILIES += ["sac_state", "rad", "drq", "curl", "sac_ae-original", "pi_sac-original", "proto_rl"]
@@ -78,17 +70,16 @@ def test_a_crash_falls_back_to_the_last_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = go(tmp_path / "whole", experiment())
-    original = train._Trainer._decide
     with monkeypatch.context() as patch:
+        stop_after(patch, 40)
+        with pytest.raises(Stopped):
+            go(tmp_path / "parts", experiment())
 
-        def decide(self: Any) -> None:
-            if self.session.counts.decisions == 40:
-                self._save()
-            if self.session.counts.decisions == 63:
-                raise RuntimeError("power cut")
-            original(self)
+    def power_cut() -> None:
+        raise RuntimeError("power cut")
 
-        patch.setattr(train._Trainer, "_decide", decide)
+    with monkeypatch.context() as patch:
+        at_decision(patch, 63, power_cut)
         with pytest.raises(RuntimeError, match="power cut"):
             go(tmp_path / "parts", experiment())
     assert_same(whole, go(tmp_path / "parts", experiment()))
@@ -96,7 +87,7 @@ def test_a_crash_falls_back_to_the_last_checkpoint(
 
 def test_frequent_checkpoints_change_nothing(tmp_path: Path) -> None:
     rare = go(tmp_path / "rare", experiment())
-    often = go(tmp_path / "often", experiment(), checkpoint_minutes=0)
+    often = go(tmp_path / "often", experiment(), checkpoint_minutes=ALWAYS)
     assert_same(rare, often)
     assert len(list(often.checkpoints.iterdir())) == checkpoint.KEEP
 
@@ -145,7 +136,7 @@ def test_lost_logs_are_reported(tmp_path: Path) -> None:
 
 
 def test_lost_checkpoints_are_not_mistaken_for_a_new_run(tmp_path: Path) -> None:
-    run = go(tmp_path / "run", experiment(env_steps=60), checkpoint_minutes=0)
+    run = go(tmp_path / "run", experiment(env_steps=60), checkpoint_minutes=ALWAYS)
     before = run.metrics_file.read_bytes()
     for path in run.checkpoints.glob("*/state.json"):
         path.unlink()
@@ -157,7 +148,7 @@ def test_lost_checkpoints_are_not_mistaken_for_a_new_run(tmp_path: Path) -> None
 def test_acting_needs_no_replay(tmp_path: Path) -> None:
     import shutil
 
-    from kstep.play import opened
+    from kstep.run.load import opened
 
     run = go(tmp_path / "run", experiment(env_steps=40))
     shutil.rmtree(run.replay)
@@ -210,40 +201,30 @@ def test_the_order_of_one_decision(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
         monkeypatch.setattr(owner, name, wrapped)
 
-    spy(train.Agent, "random_action", "random")
-    spy(train.Agent, "update", "learn")
-    spy(train.Replay, "add", "store")
-    spy(train._Trainer, "_evaluate", "evaluate")
-    original_act = train.Agent.act
+    spy(Agent, "random_action", "random")
+    spy(Agent, "update", "learn")
+    spy(Replay, "add", "store")
+    spy(train, "evaluate", "evaluate")
+    original_act = Agent.act
 
     def act(self: Any, observation: Any, *, explore: bool) -> Any:
         if explore:
             calls.append("act")
         return original_act(self, observation, explore=explore)
 
-    monkeypatch.setattr(train.Agent, "act", act)
+    monkeypatch.setattr(Agent, "act", act)
     go(tmp_path / "run", experiment(env_steps=32))
     expected = ["evaluate"] + ["random", "store"] * 30 + ["act", "learn", "store"] * 2
     assert calls == [*expected, "evaluate"]
 
 
 def test_learning_must_not_start_before_there_is_anything_to_learn_from(tmp_path: Path) -> None:
-    what = tiny("ksl-released", "method.learning.initial_steps=30")
+    what = tiny("ksl-released", "method.learning.initial_decisions=30")
     with pytest.raises(KstepError, match=r"take 60 decisions and learning starts after 30"):
         go(tmp_path / "run", what)
-    with pytest.raises(KstepError, match=r"sequences of 61 decisions.* toy_reach have 60"):
+    with pytest.raises(KstepError, match=r"sequences of 61 decisions, but episodes have 60"):
         go(tmp_path / "other", tiny("ksl", "method.auxiliary.k=61"))
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(("unit", "decisions"), [("decisions", 30), ("env_steps", 15)])
-def test_initial_steps_in_either_unit(unit: str, decisions: int, tmp_path: Path) -> None:
-    what = experiment(env_steps=80)
-    method = replace(what.method, learning=replace(what.method.learning, initial_unit=unit))
-    what = replace(what, method=method, env=replace(what.env, action_repeat=2))
-    run = go(tmp_path / "run", what)
-    last = run.evaluations()[-1]
-    assert last["updates"] == last["decisions"] - decisions
 
 
 def test_evaluating_changes_no_training(tmp_path: Path) -> None:
@@ -281,7 +262,7 @@ def damage(path: Path) -> None:
 @pytest.mark.parametrize("victim", ["agent.safetensors", "state.json", "not a dict"])
 def test_a_damaged_checkpoint_gives_way_to_the_previous_one(tmp_path: Path, victim: str) -> None:
     whole = go(tmp_path / "whole", experiment())
-    run = go(tmp_path / "run", experiment(), checkpoint_minutes=0)
+    run = go(tmp_path / "run", experiment(), checkpoint_minutes=ALWAYS)
     last = sorted(run.checkpoints.iterdir())[-1]
     if victim != "agent.safetensors":
         (last / "state.json").write_text("{" if victim == "state.json" else "[]")
@@ -297,7 +278,7 @@ def test_a_run_without_any_whole_checkpoint_says_so(tmp_path: Path) -> None:
     for path in run.replay.iterdir():
         damage(path)
     with pytest.raises(KstepError, match=r"no usable checkpoint\n.*missing or damaged"):
-        checkpoint.newest(run)
+        go(tmp_path / "run", experiment(env_steps=60))
 
 
 @pytest.mark.parametrize("whose", ["weights", "frames", "state"])
@@ -319,7 +300,7 @@ def test_a_pickle_in_place_of_any_file_is_refused_and_never_run(whose: str, tmp_
     if whose != "state":
         state["weights"] = sha256(folder / "agent.safetensors")
         state["replay"]["segments"] = {segment.name: sha256(segment)}
-        write_json(folder / "state.json", {**state, "checksum": checkpoint._checksum(state)})
+        write_json(folder / "state.json", {**state, "checksum": fingerprint(state)})
     with pytest.raises(KstepError, match=r"cannot be read|no usable checkpoint"):
         go(tmp_path / "run", experiment(env_steps=60))
     assert not marker.exists()
@@ -340,28 +321,48 @@ def test_overlapping_changes_no_bit(tmp_path: Path) -> None:
 def test_a_killed_worker_is_replaced_without_a_trace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import os
-    import signal
-
     whole = go(tmp_path / "whole", experiment())
-    original = train._Trainer._learn
+    original, killed = Agent.update, []
+    worker: Any = None
 
-    def learn(self: Any) -> Any:
-        if self.session.counts.decisions in (41, 66):
-            os.kill(self.session.episode.env.pid, signal.SIGKILL)
-        return original(self)
+    def update(agent: Agent, replay: Replay, *, every_part: bool = False) -> Update:
+        if len(replay) in (41, 66):  # while the environment steps
+            killed.append(worker.pid)
+            os.kill(worker.pid, signal.SIGKILL)
+        return original(agent, replay, every_part=every_part)
 
-    monkeypatch.setattr(train._Trainer, "_learn", learn)
+    def make(config: EnvConfig, seed: int, *, apart: bool = False) -> ControlEnv:
+        nonlocal worker
+        env = real_make(config, seed, apart=apart)
+        worker = env if isinstance(env, RemoteEnv) else worker
+        return env
+
+    real_make = envs.make
+    monkeypatch.setattr(envs, "make", make)
+    monkeypatch.setattr(Agent, "update", update)
     assert_same(whole, go(tmp_path / "killed", experiment(), overlap="on"))
+    assert len(set(killed)) == 2
 
 
 def test_what_a_run_records_about_its_machine(tmp_path: Path) -> None:
     run = go(tmp_path / "run", experiment(env_steps=40))
     (entry,) = json.loads((run.folder / "system.json").read_text())
-    assert entry["versions"]["torch"].startswith("2.13.0")
+    assert entry["versions"]["torch"] == torch.__version__
     assert entry["rendering"].startswith("rendering:")
     assert entry["commit"]
     assert entry["processor"]
     config = json.loads((run.folder / "config.json").read_text())
     assert config["digest"] == run.digest
     assert np.isfinite(run.evaluations()[0]["returns"]).all()
+
+
+def test_products_are_rounded_as_the_experiment_says(tmp_path: Path) -> None:
+    """tf32 is CUDA's: without it the switches are off; elsewhere it is refused."""
+    system.use_tf32(True)
+    go(tmp_path / "run", experiment(env_steps=5))
+    assert not torch.backends.cudnn.allow_tf32
+    assert not torch.backends.cuda.matmul.allow_tf32
+    lower = change(experiment(env_steps=5), {"method.encoder.precision": "tf32"})
+    with pytest.raises(KstepError, match="precision=tf32 exists on CUDA only, not on cpu"):
+        go(tmp_path / "lower", lower)
+    assert not (tmp_path / "lower").exists()

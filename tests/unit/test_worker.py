@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -62,23 +64,17 @@ def test_it_survives_being_killed_at_any_moment(remote: RemoteEnv) -> None:
 
 
 def test_a_worker_that_keeps_dying_is_reported(
-    remote: RemoteEnv, monkeypatch: pytest.MonkeyPatch
+    remote: RemoteEnv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remote.reset(seed=1)
-    starts = 0
-    original = RemoteEnv._start
-
-    def start(self: RemoteEnv) -> None:
-        nonlocal starts
-        starts += 1
-        original(self)
-        os.kill(self.pid, signal.SIGKILL)
-
-    monkeypatch.setattr(RemoteEnv, "_start", start)
+    starts, broken = tmp_path / "starts", tmp_path / "python"
+    broken.write_text(f"#!/bin/sh\necho started >> '{starts}'\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(broken))
     os.kill(remote.pid, signal.SIGKILL)
     with pytest.raises(KstepError, match="died 4 times in a row"):
         remote.step(np.zeros(2, np.float32))
-    assert starts == RETRIES
+    assert len(starts.read_text().splitlines()) == RETRIES
 
 
 def test_what_the_environment_refuses_is_refused_here(remote: RemoteEnv) -> None:
@@ -89,6 +85,16 @@ def test_what_the_environment_refuses_is_refused_here(remote: RemoteEnv) -> None
         remote.step(np.array([np.nan, 0], np.float32))
     with pytest.raises(KstepError, match="needs a seed"):
         remote.reset()
+
+
+def test_nothing_is_imported_from_the_current_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gymnasium.py").write_text("raise SystemExit('imported from here')\n")
+    monkeypatch.chdir(tmp_path)
+    env = RemoteEnv(CONFIG, 0)
+    assert env.reset(seed=1)[0].shape == (36, 36, 3)
+    env.close()
 
 
 def test_no_process_is_left_behind() -> None:

@@ -1,11 +1,11 @@
-"""Do the latents use the room they have?
+"""How much of the latent space is in use?
 
 A representation has collapsed when many directions carry nothing. Beyond the paper, which shows
-that latents can be steady but not that they still say something.
+that latents can be stable but not that they remain informative.
 
 Effective rank: exp of the entropy of the normalized singular values (Roy & Vetterli 2007).
 Uniformity: log mean exp(-2 |x - y|^2) over pairs of unit latents (Wang & Isola 2020,
-arXiv:2005.10242): 0 if all point the same way, about -4 if spread over the whole sphere.
+arXiv:2005.10242): 0 if all point the same way, about -4 if uniform on the sphere.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from scipy.spatial.distance import pdist
 
 from kstep.analysis.curves import Figure, panels
-from kstep.analysis.spread import ROUNDING, centred
+from kstep.analysis.distances import ROUNDING, centred
 from kstep.analysis.tables import Row
 from kstep.types import Array
 
@@ -33,11 +33,11 @@ class Collapse:
     """Between 1 and the latent's dimension; 1 also for a constant encoder."""
     dimensions: int
     spread_smallest: float
-    """Standard deviation of the quietest dimension."""
+    """Smallest standard deviation of a dimension."""
     spread_median: float
     spread_largest: float
     silent: float
-    """Share of dimensions with less than a hundredth of the largest standard deviation."""
+    """Share of dimensions with at most a hundredth of the largest standard deviation."""
     uniformity: float
 
 
@@ -75,7 +75,7 @@ def uniformity(latents: Array) -> float:
 
 
 def figure(rows: Sequence[Row]) -> Figure:
-    """Draw rank, spread and uniformity over training, one line per method."""
+    """Draw rank, standard deviation and uniformity over training, one line per method."""
     titles = {
         "effective_rank": "effective rank",
         "spread_median": "median standard deviation",

@@ -16,8 +16,8 @@ Figure: TypeAlias = "matplotlib.figure.Figure"
 
 
 def canvas(width: float, height: float) -> Figure:
-    """Return an empty figure of so many inches. The plotting library is imported here only, when
-    something is drawn: training must not wait for it."""
+    """Return an empty figure of this size in inches. The plotting library is imported only here,
+    when something is drawn: nothing else should wait for it."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
@@ -28,13 +28,12 @@ def panels(
 ) -> Figure:
     """Draw one panel per column in `titles`; `level` is a column to draw as a dashed line."""
     shown = canvas(4.6 * len(titles), 3.4)
-    for axes, (column, title) in zip(
-        np.atleast_1d(np.asarray(shown.subplots(1, len(titles)))), titles.items(), strict=True
-    ):
+    grid = shown.subplots(1, len(titles), squeeze=False)
+    for axes, (column, title) in zip(grid[0], titles.items(), strict=True):
         lines(axes, rows, column)
         if level is not None:
             axes.axhline(float(rows[0][level]), color="grey", linestyle="--", label=level)
-        # A perfect prediction has no logarithm: what is smaller than a millionth looks like one.
+        # A perfect prediction has no logarithm: linear below a millionth.
         if log:
             axes.set_yscale("symlog", linthresh=1e-6)
         axes.set(title=title, xlabel="env_steps")
@@ -43,27 +42,27 @@ def panels(
 
 
 def lines(
-    axes: Any, rows: Sequence[Row], column: str, given: Mapping[str, str] | None = None
+    axes: Any, rows: Sequence[Row], column: str, colours: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
     """Draw a line per label and task, the mean over runs, with one standard deviation as a band;
-    return their colours by name, those `given` or new ones. Where there is only one task the name
-    is the label."""
+    return their colours by name, from `colours` or new ones. With a single task the name is the
+    label."""
     tasks = {row["task"] for row in rows}
     named: dict[str, list[Row]] = {}
     for row in rows:
         name = str(row["label"]) + (f", {row['task']}" if len(tasks) > 1 else "")
         named.setdefault(name, []).append(row)
-    colours = {}
+    used = {}
     for name, own in named.items():
         marks = sorted({int(row["env_steps"]) for row in own})
         values = [[float(r[column]) for r in own if r["env_steps"] == mark] for mark in marks]
         mean = np.array([np.mean(v) for v in values])
-        colour = (given or {}).get(name)
+        colour = (colours or {}).get(name)
         (line,) = axes.plot(marks, mean, marker="o", markersize=3, label=name, color=colour)
-        colours[name] = line.get_color()
+        used[name] = line.get_color()
         if max(len(v) for v in values) > 1:
             band = np.nan_to_num([deviation(v) for v in values])  # a single run has no band
-            axes.fill_between(marks, mean - band, mean + band, color=colours[name], alpha=0.2)
+            axes.fill_between(marks, mean - band, mean + band, color=used[name], alpha=0.2)
     axes.locator_params(axis="x", nbins=5)
     axes.xaxis.set_major_formatter(lambda at, _: f"{at / 1000:g}k" if at >= 1000 else f"{at:g}")
-    return colours
+    return used

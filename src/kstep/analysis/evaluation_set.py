@@ -1,11 +1,11 @@
-"""The states every question is asked about: collected once, stored, reused.
+"""The states that every question is asked about: collected once, stored, reused.
 
-Ten episodes of a trained agent, as in the paper: for each decision the image, the action, the
-reward it brought and the simulator's own state. Frames are stored once; stacks are put together a
-batch at a time. Encoders that see other sizes (crops of 100 pixels) need frames drawn at that size,
-so a set may hold several sizes of the same states.
+Ten episodes of a trained agent, as in the paper: for each decision the image, the action, its
+reward and the simulator's own state. Frames are stored once; stacks are assembled a batch at a
+time. Encoders that see other sizes (crops of 100 pixels) need frames rendered at that size, so a
+set may hold several sizes of the same states.
 
-A set is a folder: `states.safetensors`, and `set.json` with where it came from.
+A set is a folder: `states.safetensors`, and `set.json` with its provenance.
 """
 
 from __future__ import annotations
@@ -21,20 +21,22 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from kstep import system
 from kstep.agent import Agent
-from kstep.config import encode
 from kstep.envs import ControlEnv
-from kstep.episode import Episode
 from kstep.files import sha256, write_atomically, write_json
-from kstep.play import opened
 from kstep.rng import episode_seed
-from kstep.run import Run
+from kstep.run import system
+from kstep.run.episode import Episode
+from kstep.run.folder import Run
+from kstep.run.load import opened
 from kstep.types import Array, KstepError
+from kstep.values import encode
 
 FORMAT = 1
+PER_STATE = ("action", "reward", "state", "episode")
+"""The arrays of a set with one row per state, beside the frames."""
 BATCH = 64
-"""States encoded at a time: few enough for activations to stay in the cache."""
+"""States encoded at a time: few enough that activations stay in the cache."""
 
 EncodeImages = Callable[[Array], Array]
 """Any encoder: stacks (B, S, H, W, C) uint8, oldest frame first, to latents (B, D)."""
@@ -42,12 +44,12 @@ EncodeImages = Callable[[Array], Array]
 
 @dataclass(frozen=True)
 class EvaluationSet:
-    """N states in order of time, with what they led to."""
+    """N states in order of time, with the action chosen in each and its reward."""
 
     frames: dict[int, Array]
     """By pixels per side: (N, H, W, C) uint8, the newest frame of each state."""
     action: Array
-    """(N, A) chosen in that state"""
+    """(N, A) chosen in each state"""
     reward: Array
     """(N,) received for it, summed over action repeats"""
     state: Array
@@ -64,7 +66,7 @@ class EvaluationSet:
 
     @property
     def size(self) -> int:
-        """The size of frames that its own agent saw."""
+        """The size of the frames that its own agent saw."""
         return next(iter(self.frames))
 
     def stacks(self, states: Array, size: int | None = None, stack: int | None = None) -> Array:
@@ -72,21 +74,27 @@ class EvaluationSet:
 
         An episode's first frame is repeated before its start, as when acting.
         """
-        frames = self._frames(size or self.size)
+        size = size or self.size
+        if size not in self.frames:
+            raise KstepError(
+                f"the evaluation set has frames of {', '.join(map(str, self.frames))} pixels, the "
+                f"encoder takes {size}. Collect it with --sizes "
+                f"{' '.join(map(str, [*self.frames, size]))}"
+            )
         first = np.searchsorted(self.episode, self.episode[states])
         back = np.arange((stack or self.stack) - 1, -1, -1)
-        return frames[np.maximum(states[:, None] - back, first[:, None])]
+        return self.frames[size][np.maximum(states[:, None] - back, first[:, None])]
 
     def batches(
         self, size: int | None = None, stack: int | None = None, states: Array | None = None
     ) -> Iterator[Array]:
-        """Yield the chosen states, or all in order, as stacks of a few at a time."""
+        """Yield the chosen states, or all in order, as batches of stacks."""
         states = np.arange(len(self)) if states is None else states
         for begin in range(0, len(states), BATCH):
             yield self.stacks(states[begin : begin + BATCH], size, stack)
 
     def spaced(self, count: int) -> Array:
-        """Return the indices of so many states, evenly spaced over the set; all if it has fewer."""
+        """Return the indices of `count` states, evenly spaced over the set; all if it has fewer."""
         return np.linspace(0, len(self) - 1, min(count, len(self))).round().astype(int)
 
     def latents(
@@ -97,39 +105,17 @@ class EvaluationSet:
 
     def first(self, episodes: int) -> EvaluationSet:
         """Return the set of its first few episodes."""
-        return self._chosen(np.arange(np.searchsorted(self.episode, episodes)))
-
-    def _chosen(self, states: Array) -> EvaluationSet:
-        return replace(
-            self,
-            frames={size: frames[states] for size, frames in self.frames.items()},
-            action=self.action[states],
-            reward=self.reward[states],
-            state=self.state[states],
-            episode=self.episode[states],
-        )
-
-    def _frames(self, size: int) -> Array:
-        if size not in self.frames:
-            raise KstepError(
-                f"the evaluation set has frames of {', '.join(map(str, self.frames))} pixels, the "
-                f"encoder takes {size}. Collect it with --sizes "
-                f"{' '.join(map(str, [*self.frames, size]))}"
-            )
-        return self.frames[size]
+        count = np.searchsorted(self.episode, episodes)
+        frames = {size: frames[:count] for size, frames in self.frames.items()}
+        return replace(self, frames=frames, **{n: getattr(self, n)[:count] for n in PER_STATE})
 
     def save(self, folder: Path) -> None:
         """Write the set into a new folder."""
         if folder.exists() and any(folder.iterdir()):
             raise KstepError(f"{folder} exists and is not empty; choose another --output")
         folder.mkdir(parents=True, exist_ok=True)
-        arrays = {
-            "action": self.action,
-            "reward": self.reward,
-            "state": self.state,
-            "episode": self.episode,
-            **{f"frames/{size}": frames for size, frames in self.frames.items()},
-        }
+        arrays = {name: getattr(self, name) for name in PER_STATE}
+        arrays |= {f"frames/{size}": frames for size, frames in self.frames.items()}
         path = folder / "states.safetensors"
         write_atomically(path, safetensors.numpy.save(arrays))
         about = {
@@ -160,18 +146,15 @@ class EvaluationSet:
             raise KstepError(f"{folder} is not an evaluation set: {error}") from error
         return cls(
             frames={size: arrays[f"frames/{size}"] for size in about["sizes"]},
-            action=arrays["action"],
-            reward=arrays["reward"],
-            state=arrays["state"],
             quantities=tuple(about["quantities"]),
-            episode=arrays["episode"],
             stack=about["stack"],
             provenance=about["provenance"],
+            **{name: arrays[name] for name in PER_STATE},
         )
 
 
 def checked(latents: Array, states: int) -> Array:
-    """Return latents as an array (B, D) of finite numbers, or say what is wrong with an encoder."""
+    """Return latents as an array (B, D); raise if they are not finite numbers of that shape."""
     try:
         latents = np.asarray(latents)
     except (RuntimeError, TypeError, ValueError) as error:  # such as a tensor that needs gradients
@@ -181,14 +164,14 @@ def checked(latents: Array, states: int) -> Array:
             f"an encoder must return one vector per state, ({states}, D), not {latents.shape}"
         )
     if not np.isfinite(latents).all():
-        raise KstepError("the encoder returned numbers that are not finite")
+        raise KstepError("the encoder returned non-finite numbers")
     return latents
 
 
 def collect(
     agent: Agent, env: ControlEnv, seeds: Sequence[int], sizes: Sequence[int] = ()
 ) -> EvaluationSet:
-    """Run one greedy episode per seed and keep every state; `sizes` are further ones to draw."""
+    """Run one greedy episode per seed and keep every state, rendered at further `sizes` as well."""
     if agent.spec.observation != "pixels":
         raise KstepError(
             f"'{agent.method.name}' sees the state; collect with an agent that sees images"
@@ -203,8 +186,8 @@ def collect(
         done = False
         while not done:
             for size, kept in frames.items():
-                seen = size == own
-                kept.append(episode.observation[-1] if seen else env.film_frame(size, size))
+                own_frame = episode.observation[-1]
+                kept.append(own_frame if size == own else env.film_frame(size, size))
             states.append(env.quantities())
             action = agent.act(episode.observation[None], explore=False)[0]
             step = episode.step(action)
@@ -245,3 +228,18 @@ def collect_from(
         "collected": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     return replace(states, provenance=provenance)
+
+
+def make(
+    run: Path, output: Path, *, episodes: int = 10, seed: int = 0, sizes: Sequence[int] = ()
+) -> str:
+    """Collect a set with a run's newest checkpoint into a new folder; return a summary of it."""
+    if output.exists():
+        raise KstepError(f"{output} exists already; choose another --output")
+    states = collect_from(run, episodes=episodes, seed=seed, sizes=sizes)
+    states.save(output)
+    returns = states.provenance["returns"]
+    return (
+        f"{output}: {len(states):,} states of {episodes} episodes, returns {min(returns):.1f} to "
+        f"{max(returns):.1f}"
+    )

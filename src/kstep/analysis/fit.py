@@ -1,7 +1,7 @@
-"""Linear fits from latents, and how to hold states out honestly.
+"""Linear fits from latents, and held-out states.
 
-Neighbouring states of one episode resemble each other, so what is held out is always whole
-episodes; where there is only one, a stretch of its time.
+Neighbouring states of an episode resemble each other, so complete episodes are held out; where
+there is only one, contiguous parts of it.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Iterator
 import numpy as np
 from scipy.optimize import minimize
 
-from kstep.analysis.spread import centred
+from kstep.analysis.distances import centred
 from kstep.types import Array
 
 CUTOFF = 1e-6
-"""Directions with less than this share of the strongest one's spread are left out of a fit."""
+"""Directions with singular values below this share of the largest are left out of a fit."""
 
 
 def linear(latents: Array, wanted: Array) -> tuple[Array, Array]:
@@ -27,7 +27,7 @@ def linear(latents: Array, wanted: Array) -> tuple[Array, Array]:
 
 
 def held_out(latents: Array, wanted: Array, episode: Array, folds: int = 5) -> Array:
-    """Return for every state the linear prediction by a fit that saw nothing of its fold."""
+    """Return for every state the linear prediction of a fit without the states of its fold."""
     predicted = np.full(np.shape(wanted), np.nan)
     for out in held_out_states(episode, folds):
         weights, intercept = linear(latents[~out], wanted[~out])
@@ -50,9 +50,9 @@ def held_out_states(episode: Array, folds: int = 5) -> Iterator[Array]:
 
 
 def classifier(latents: Array, high: Array, ridge: float = 1e-4) -> tuple[Array, float]:
-    """Return weights (D,) and intercept of a logistic regression in which both classes count alike.
+    """Return weights (D,) and intercept of a logistic regression with balanced classes.
 
-    The latents are scaled by their overall spread only, so that a rotation changes nothing.
+    The latents are scaled by one common factor, so that a rotation changes nothing.
     """
     latents = np.asarray(latents, np.float64)
     middle = latents.mean(0)

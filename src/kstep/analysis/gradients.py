@@ -1,9 +1,7 @@
 """Do the critic's and the auxiliary task's updates of the encoder pull the same way?
 
-The paper's appendix on optimizers: the cosine between the two Adam update directions m_hat /
-(sqrt(v_hat) + eps) of the encoder's parameters; below 0 they conflict. Each direction is made of
-its own optimizer's moments, its own count of updates and Adam's own epsilon. The notebook that was
-released with the paper mixes the auxiliary moments into both (D29).
+The paper's appendix on optimizers, from the angles that every saved encoder records
+(`run.update_angles`); a negative cosine is a conflict.
 """
 
 from __future__ import annotations
@@ -12,83 +10,34 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
 from kstep.analysis.curves import Figure, canvas, lines
-from kstep.analysis.tables import Row
-from kstep.optimizers import Optimizers
-
-EPSILON = 1e-8
-
-Moments = Mapping[str, Tensor]
-"""Adam's `exp_avg`, `exp_avg_sq` and `step` of one parameter."""
-
-
-@dataclass(frozen=True)
-class Angle:
-    """Two update directions of one layer's parameter, reduced to what cosines are made of."""
-
-    inner: float
-    norms: tuple[float, float]
-    normalization: bool
-    """Whether it belongs to a normalization layer, which the released notebook leaves out."""
-
-    @property
-    def cosine(self) -> float:
-        product = self.norms[0] * self.norms[1]
-        return self.inner / product if product > 0.0 else float("nan")
+from kstep.analysis.tables import Row, grouped
+from kstep.run.update_angles import Angle
 
 
 @dataclass(frozen=True)
 class Gradients:
-    """The angle between two optimizers on one encoder; negative cosines are conflicts."""
+    """The angle between two optimizers on one encoder."""
 
     pooled: float
     """Cosine over all parameters at once."""
     mean: float
     """Mean of the cosines per parameter tensor."""
     mean_without_norms: float
-    """Likewise without normalization layers, as in the released notebook."""
+    """The same without normalization layers, as in the released notebook."""
     conflicts: int
     """Parameter tensors whose cosine is negative."""
     tensors: int
 
 
-def direction(moments: Moments, betas: tuple[float, float]) -> Tensor:
-    """Return Adam's update direction, before the learning rate."""
-    step = float(moments["step"])
-    first: Tensor = moments["exp_avg"].double() / (1.0 - betas[0] ** step)
-    second: Tensor = moments["exp_avg_sq"].double() / (1.0 - betas[1] ** step)
-    return first / (second.sqrt() + EPSILON)
-
-
-def angles(
-    one: Mapping[str, Moments],
-    other: Mapping[str, Moments],
-    betas: tuple[float, float] = (0.9, 0.999),
-    normalizations: Sequence[str] = (),
-) -> dict[str, Angle]:
-    """Compare the directions of the parameters that both optimizers step, by parameter name."""
-    found = {}
-    for name in one:
-        if name in other:
-            left, right = direction(one[name], betas), direction(other[name], betas)
-            found[name] = Angle(
-                inner=float((left * right).sum()),
-                norms=(float(left.norm()), float(right.norm())),
-                normalization=name in normalizations,
-            )
-    return found
-
-
-def gradients(found: Mapping[str, Angle]) -> Gradients:
+def gradients(angles: Mapping[str, Angle]) -> Gradients:
     """Summarize the angles of one encoder."""
-    each = [angle.cosine for angle in found.values()]
-    plain = [angle.cosine for angle in found.values() if not angle.normalization]
-    norms = np.array([angle.norms for angle in found.values()])
+    each = [angle.cosine for angle in angles.values()]
+    plain = [angle.cosine for angle in angles.values() if not angle.normalization]
+    norms = np.array([angle.norms for angle in angles.values()])
     product = float(np.prod(np.sqrt((norms**2).sum(axis=0))))
-    inner = sum(angle.inner for angle in found.values())
+    inner = sum(angle.inner for angle in angles.values())
     return Gradients(
         pooled=inner / product if product > 0.0 else float("nan"),
         mean=_mean(each),
@@ -101,60 +50,21 @@ def gradients(found: Mapping[str, Angle]) -> Gradients:
 def per_task(rows: Sequence[Row]) -> list[Row]:
     """Return the mean angles per label and task over all encoders of all runs: the paper's "on
     average, conflicting for all tasks" is a `pooled` below 0 in every row."""
-    found: list[Row] = []
-    for label, task in dict.fromkeys((str(row["label"]), str(row["task"])) for row in rows):
-        own = [row for row in rows if (row["label"], row["task"]) == (label, task)]
+    table: list[Row] = []
+    for (label, task), own in grouped(rows, "label", "task").items():
         means = {
             name: _mean([float(row[name]) for row in own])
             for name in ("pooled", "mean", "mean_without_norms")
         }
         runs = len({row["seed"] for row in own})
-        found.append({"label": label, "task": task, "runs": runs, "encoders": len(own), **means})
-    return found
+        table.append({"label": label, "task": task, "runs": runs, "encoders": len(own), **means})
+    return table
 
 
 def _mean(cosines: Sequence[float]) -> float:
-    """Return the mean of those there are: a parameter that does not move has none."""
-    known = [cosine for cosine in cosines if not np.isnan(cosine)]
-    return float(np.mean(known)) if known else float("nan")
-
-
-def live_angles(optimizers: Optimizers, encoder: nn.Module) -> dict[str, Angle]:
-    """Compare the critic's and the auxiliary optimizer on whatever of the encoder both step.
-
-    Empty where there is no such thing: no auxiliary task, one optimizer for both, no update yet.
-    """
-    if not {"critic", "auxiliary"} <= set(optimizers.groups):
-        return {}
-    groups = optimizers.groups
-    normalizations = [
-        f"{path}.{name}"
-        for path, module in encoder.named_modules()
-        if isinstance(module, nn.LayerNorm)
-        for name, _ in module.named_parameters()
-    ]
-    with torch.no_grad():
-        return angles(
-            _moments(optimizers, "critic", encoder),
-            _moments(optimizers, "auxiliary", encoder),
-            groups["critic"].betas,
-            normalizations,
-        )
-
-
-def _moments(optimizers: Optimizers, name: str, encoder: nn.Module) -> dict[str, Moments]:
-    """Return one optimizer's moments of the encoder's parameters, by the encoder's own names."""
-    # A task that sees features owns the convolutions under another name: the parameter decides.
-    known = {id(parameter): path for path, parameter in encoder.named_parameters()}
-    state = optimizers.state()
-    found: dict[str, Moments] = {}
-    for key, parameter in optimizers.groups[name].named_parameters():
-        prefix = f"{name}/{key}/"
-        if id(parameter) in known and f"{prefix}step" in state:
-            found[known[id(parameter)]] = {
-                quantity: state[prefix + quantity] for quantity in ("exp_avg", "exp_avg_sq", "step")
-            }
-    return found
+    """Return the mean of the defined ones: a parameter that does not move has no cosine."""
+    defined = [cosine for cosine in cosines if not np.isnan(cosine)]
+    return float(np.mean(defined)) if defined else float("nan")
 
 
 def figure(rows: Sequence[Row], layers: Sequence[Row]) -> Figure:
@@ -165,13 +75,14 @@ def figure(rows: Sequence[Row], layers: Sequence[Row]) -> Figure:
     left.set(title="all encoder parameters at once")
     lines(middle, rows, "mean_without_norms")
     middle.set(title="mean per tensor, no LayerNorm (notebook)")
-    each: dict[tuple[str, int], list[float]] = {}
-    for row in layers:
-        key = (f"{row['label']} {row['tensor']}", int(row["env_steps"]))
-        each.setdefault(key, []).append(float(row["cosine"]))
     means: list[Row] = [
-        {"label": name, "task": "", "env_steps": mark, "cosine": _mean(own)}
-        for (name, mark), own in each.items()
+        {
+            "label": f"{label} {tensor}",
+            "task": "",
+            "env_steps": mark,
+            "cosine": _mean([float(row["cosine"]) for row in own]),
+        }
+        for (label, tensor, mark), own in grouped(layers, "label", "tensor", "env_steps").items()
     ]
     lines(right, means, "cosine")
     right.set(title="per tensor, over tasks and runs")

@@ -1,8 +1,8 @@
-"""How many decisions ahead does KSL's transition model know more than "nothing changes"?
+"""How many decisions ahead does KSL's transition model predict better than "nothing changes"?
 
-Beyond the paper. The model is asked for many more steps than the k it was trained on. What it
-predicts is compared, as in its loss, with what the slow encoder makes of the state really reached:
-|y/|y| - t/|t||^2. Standing still is the rival: the slow encoder's view of where it started, kept.
+Beyond the paper. The model predicts many more steps than the k it was trained on. Its predictions
+are compared, as in its loss, with the slow encoder's latents of the states actually reached:
+|y/|y| - t/|t||^2. The baseline is standing still: the slow encoder's latent of the first state.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ import torch
 from kstep.agent import Agent
 from kstep.analysis.curves import Figure, canvas
 from kstep.analysis.evaluation_set import EvaluationSet
-from kstep.analysis.tables import Row
+from kstep.analysis.tables import Row, grouped
 from kstep.auxiliary.ksl import KSL
-from kstep.types import Array, KstepError, to_device
+from kstep.data.batches import to_device
+from kstep.types import Array, KstepError
 
 
 @dataclass(frozen=True)
 class Horizon:
-    """How far predictions carry."""
+    """How far ahead predictions are useful."""
 
     steps: int
-    """First steps in a row in which the model is closer than standing still."""
+    """Steps, from the first on, in which the model is closer than standing still."""
     model: Array
     """(J,) mean squared distance of unit vectors, 1 to J decisions ahead."""
     still: Array
@@ -44,13 +45,13 @@ def horizon(predicted: Array, reached: Array, start: Array) -> Horizon:
 
 @torch.no_grad()
 def predictions(agent: Agent, on: EvaluationSet, ahead: int) -> tuple[Array, Array, Array]:
-    """Let an agent's KSL task predict from every state that is followed by `ahead` more.
+    """Predict with an agent's KSL task from every state that is followed by `ahead` more.
 
     Returns what `horizon` takes: predicted (N, J, D), reached (N, J, D), start (N, D).
     """
-    task = agent.task
-    if not isinstance(task, KSL):
-        raise KstepError(f"'{agent.method.name}' has no transition model of KSL to ask")
+    ksl = agent.auxiliary
+    if not isinstance(ksl, KSL):
+        raise KstepError(f"'{agent.method.name}' does not have KSL's transition model")
     if on.action.shape[1] != agent.spec.action_dim:
         raise KstepError(
             f"the evaluation set's actions have {on.action.shape[1]} numbers, the agent's "
@@ -59,30 +60,26 @@ def predictions(agent: Agent, on: EvaluationSet, ahead: int) -> tuple[Array, Arr
     starts = np.flatnonzero(on.episode[:-ahead] == on.episode[ahead:])
     if len(starts) == 0:
         raise KstepError(f"no episode of the evaluation set is longer than {ahead} decisions")
-    encode = agent.encoder.features if task.sees == "features" else agent.encoder
-    layers = agent.core.critic.first_layers(task.borrowed_layers) if task.borrowed_layers else []
+    encode = agent.encoder.features if ksl.sees == "features" else agent.encoder
+    layers = agent.core.borrowed_layers(ksl.borrowed_layers)
     predicted, targets = [], []
     first = 0
     for stacks in on.batches(agent.spec.frame_shape[0], agent.method.stack):
-        view = to_device(agent.augment.act_view(stacks), agent.device)
-        targets.append(task.targets(agent.task_encoder, view[:, None])[:, 0])
-        # A batch is carried to the end at once: all states' feature maps would be gigabytes.
+        (view,) = to_device(agent.device, agent.method.augment.act_view(stacks))
+        targets.append(ksl.targets(agent.auxiliary_slow_encoder, view[:, None])[:, 0])
+        # Batch by batch to the last step: the feature maps of all states would take gigabytes.
         own = starts[(starts >= first) & (starts < first + len(view))]
         latent = encode(view)[own - first]
         steps = []
         for j in range(ahead):
-            action = to_device(on.action[own + j], agent.device)
-            latent = task.transition(latent, action, layers)
-            steps.append(task.predictor(task.projector(latent)))
+            (action,) = to_device(agent.device, on.action[own + j])
+            latent = ksl.transition(latent, action, layers)
+            steps.append(ksl.predictor(ksl.projector(latent)))
         predicted.append(torch.stack(steps, dim=1))
         first += len(view)
     target = torch.cat(targets)
     reached = target[starts[:, None] + np.arange(1, ahead + 1)]
-    return (
-        torch.cat(predicted).cpu().numpy(),
-        reached.cpu().numpy(),
-        target[starts].cpu().numpy(),
-    )
+    return (torch.cat(predicted).cpu().numpy(), reached.cpu().numpy(), target[starts].cpu().numpy())
 
 
 def _unit(vectors: Array) -> Array:
@@ -95,14 +92,8 @@ def figure(rows: Sequence[Row]) -> Figure:
     """Draw both distances over decisions ahead, one pair of lines per run."""
     shown = canvas(6.0, 3.8)
     axes = shown.subplots()
-    runs = dict.fromkeys((row["label"], row["task"], row["seed"], row["env_steps"]) for row in rows)
-    for label, task, seed, env_steps in runs:
-        own = [
-            row
-            for row in rows
-            if (row["label"], row["task"], row["seed"], row["env_steps"])
-            == (label, task, seed, env_steps)
-        ]
+    runs = grouped(rows, "label", "task", "seed", "env_steps")
+    for (label, task, seed, env_steps), own in runs.items():
         ahead = [int(row["ahead"]) for row in own]
         name = f"{label} {task} seed {seed} at {env_steps:,}"
         (line,) = axes.plot(ahead, [float(row["model"]) for row in own], label=name)

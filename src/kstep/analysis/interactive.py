@@ -1,25 +1,23 @@
-"""Three principal components to turn with the mouse: one HTML file that needs nothing else."""
+"""Three principal components to rotate with the mouse: one self-contained HTML file."""
 
 from __future__ import annotations
 
-import html
 import json
 from collections.abc import Sequence
 
 import numpy as np
 
-from kstep.analysis.tables import Row
-from kstep.types import Array
+from kstep.analysis.tables import Row, grouped
 
 PAGE = """<!doctype html>
-<meta charset="utf-8"><title>%(title)s</title>
+<meta charset="utf-8"><title>reward-pca</title>
 <style>
  body { font: 14px sans-serif; margin: 1em; background: #fff; color: #222 }
  canvas { border: 1px solid #ccc; cursor: grab; touch-action: none }
 </style>
-<h3>%(title)s</h3>
+<h3>reward-pca</h3>
 <label>encoder <select id="which"></select></label>
-<span>colour is the reward, from %(low)s (dark) to %(high)s (bright); drag to turn</span><br>
+<span>colour is the reward, from %(low)s (dark) to %(high)s (bright); drag to rotate</span><br>
 <canvas id="view" width="720" height="560"></canvas>
 <script>
 const clouds = %(clouds)s;
@@ -59,30 +57,19 @@ draw();
 """
 
 
-def page(points: Sequence[Row], title: str = "reward-pca") -> str:
-    """Return the page for the points of `reward-pca`: `pc1` to `pc3`, `reward`, whose they are."""
+def page(points: Sequence[Row]) -> str:
+    """Return the page for the rows of the table `reward-pca-points`."""
     rewards = np.array([float(point["reward"]) for point in points])
     low, high = float(rewards.min()), float(rewards.max())
-    by_encoder: dict[str, list[Row]] = {}
-    for p in points:
-        name = f"{p['label']} {p['task']} seed {p['seed']} at {int(p['env_steps']):,} env_steps"
-        by_encoder.setdefault(name, []).append(p)
     clouds = []
-    for name, own in by_encoder.items():
+    encoders = grouped(points, "label", "task", "seed", "env_steps")
+    for (label, task, seed, mark), own in encoders.items():
+        name = f"{label} {task} seed {seed} at {mark:,} env_steps"
         level = (np.array([float(p["reward"]) for p in own]) - low) / ((high - low) or 1.0)
-        clouds.append({"name": name, "points": _scaled(own, level).round(3).tolist()})
-    # "</" would end the script, wherever it stands.
+        positions = np.array([[float(p[axis]) for axis in ("pc1", "pc2", "pc3")] for p in own])
+        positions /= np.linalg.norm(positions, axis=1).max() or 1.0  # into the unit ball
+        spots = np.column_stack((positions, level))
+        clouds.append({"name": name, "points": spots.round(3).tolist()})
+    # "</" anywhere would end the script.
     data = json.dumps(clouds, separators=(",", ":")).replace("</", "<\\/")
-    return PAGE % {
-        "title": html.escape(title),
-        "low": f"{low:.3g}",
-        "high": f"{high:.3g}",
-        "clouds": data,
-    }
-
-
-def _scaled(points: Sequence[Row], level: Array) -> Array:
-    """Return (N, 4): components that fit into the unit ball, and how bright."""
-    places = np.array([[float(p["pc1"]), float(p["pc2"]), float(p["pc3"])] for p in points])
-    farthest = np.linalg.norm(places, axis=1).max() or 1.0
-    return np.column_stack((places / farthest, level))
+    return PAGE % {"low": f"{low:.3g}", "high": f"{high:.3g}", "clouds": data}

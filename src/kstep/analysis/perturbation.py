@@ -3,17 +3,17 @@
 The paper's perturbation figures: three versions of every state under random translation, random
 erasing and Gaussian noise, and the mean l2 distance between their latents; and its appendix table
 of how much that changes from one saved encoder to the next. The table's third column is titled
-"Flipping" where text and figures say noise, so both are here (D21).
+"Flipping" where text and figures have noise, so both are computed (D21).
 
 What the paper leaves open, decided here: translation by up to 4 pixels each way, the border pixel
 repeated; one erased rectangle of 2 % to 33 % of the image, black (Zhong et al. 2017,
 arXiv:1708.04896, the defaults of image libraries); noise of standard deviation 0.15 where white is
-1, cut off at black and white and rounded to bytes; a mirror image, left to right, against the
-original. All frames of a stack change alike, except that noise is drawn for every pixel.
+1, clipped to black and white and rounded to bytes; a mirror image, left to right, against the
+original. All frames of a stack change alike, except that noise is independent for every pixel.
 
-Ten more images per state make this the dearest question by far, so it is asked about `STATES` of
-them, evenly spaced over the set, unless more are wanted; the table says how many, and the standard
-error that comes of it.
+Ten more images per state make this by far the most expensive question, so by default only `STATES`
+states, evenly spaced over the set, are perturbed; the table has their number and the resulting
+standard error.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from itertools import combinations, pairwise
 import numpy as np
 from scipy.special import ndtri
 
-from kstep import augment
 from kstep.analysis.curves import Figure, canvas, lines
-from kstep.analysis.spread import share
-from kstep.analysis.tables import Row
+from kstep.analysis.distances import share
+from kstep.analysis.tables import Row, Value, grouped
+from kstep.data.augment import cut
 from kstep.types import Array
 
 VERSIONS = 3
@@ -41,8 +41,8 @@ ERASE_ASPECT = (0.3, 3.3)
 NOISE = 0.15
 
 NOISE_LEVELS = np.rint(255 * NOISE * ndtri((np.arange(2**16) + 0.5) / 2**16)).astype(np.int16)
-"""The normal distribution's quantiles as bytes: a draw is one of them, many times faster than a
-normal number and, rounded to bytes, no different."""
+"""Quantiles of the normal distribution in units of a byte. Choosing one of them at random is many
+times faster than sampling a normal number and, after rounding, equivalent."""
 
 Perturb = Callable[[Array, np.random.Generator], Array]
 """Stacks (B, S, H, W, C) uint8 to one version of them."""
@@ -54,15 +54,16 @@ class Perturbation:
 
     distance: float
     normalized: float
-    """As a share of the distance between two unperturbed states drawn at random."""
+    """As a share of the typical distance between two unperturbed states."""
     error: float
-    """Standard error of the distance, as if the states were independent; nan of one."""
+    """Standard error of the distance, as if states were independent; nan for a single one."""
     states: int
 
 
 def translated(stacks: Array, rng: np.random.Generator) -> Array:
     offsets = rng.integers(0, 2 * TRANSLATE + 1, (len(stacks), 2))
-    return augment.shift(stacks, offsets, TRANSLATE)
+    height, width = stacks.shape[-3:-1]
+    return cut(stacks, offsets, height, width, pad=TRANSLATE)
 
 
 def erased(stacks: Array, rng: np.random.Generator) -> Array:
@@ -97,12 +98,12 @@ PERTURBATIONS: dict[str, Perturb] = {
     "flipping": mirrored,
 }
 AGAINST_ORIGINAL = "flipping"
-"""There is but one mirror image: it is compared with the state itself."""
+"""There is only one mirror image: it is compared with the state itself."""
 
 
 def perturbation(versions: Array, unperturbed: Array) -> Perturbation:
     """Measure latents (V, N, D) of V versions of N states; `unperturbed` (M, D) are latents of
-    states as they are, not necessarily the same."""
+    unchanged states, not necessarily the same ones."""
     versions = np.asarray(versions, np.float64)
     pairs = [
         np.linalg.norm(versions[i] - versions[j], axis=1)
@@ -114,31 +115,24 @@ def perturbation(versions: Array, unperturbed: Array) -> Perturbation:
     return Perturbation(distance, share(distance, unperturbed), error, count)
 
 
-def changes_in_sensitivity(rows: Sequence[Row]) -> list[dict[str, str | int | float]]:
+def changes_in_sensitivity(rows: Sequence[Row]) -> list[dict[str, Value]]:
     """Return per label, task and perturbation the mean absolute difference from one saved encoder
     to the next, over marks and then over seeds: the paper's appendix table.
 
-    Like the paper's, it begins with the first mark after 0, and only marks that are equally far
-    apart count: a run also saves its last encoder, wherever that falls.
+    Like the paper's, it begins with the first mark after 0, and only equally spaced marks count: a
+    run also saves its last encoder, at whatever step that is.
     """
     changes = []
-    for label, task, kind in dict.fromkeys(
-        (str(row["label"]), str(row["task"]), str(row["perturbation"])) for row in rows
-    ):
-        own = [
-            row
-            for row in rows
-            if (row["label"], row["task"], row["perturbation"]) == (label, task, kind)
-            and int(row["env_steps"]) > 0
-        ]
-        gaps = {seed: _gaps([row for row in own if row["seed"] == seed]) for seed in _seeds(own)}
+    for (label, task, kind), own in grouped(rows, "label", "task", "perturbation").items():
+        trained = [row for row in own if int(row["env_steps"]) > 0]
+        gaps = {seed: _gaps(of_run) for (seed,), of_run in grouped(trained, "seed").items()}
         apart = Counter(far for found in gaps.values() for far, _, _ in found)
         usual = max(apart, key=lambda far: (apart[far], far), default=0)
         kept = {
             seed: [(before, after) for far, before, after in found if far == usual]
             for seed, found in gaps.items()
         }
-        change: dict[str, str | int | float] = {
+        change: dict[str, Value] = {
             "label": label,
             "task": task,
             "perturbation": kind,
@@ -156,12 +150,8 @@ def changes_in_sensitivity(rows: Sequence[Row]) -> list[dict[str, str | int | fl
     return changes
 
 
-def _seeds(rows: Sequence[Row]) -> list[object]:
-    return list(dict.fromkeys(row["seed"] for row in rows))
-
-
 def _gaps(rows: Sequence[Row]) -> list[tuple[int, Row, Row]]:
-    """Return one run's neighbours in time and how far apart they are."""
+    """Return one run's successive rows and the env_steps between them."""
     ordered = sorted(rows, key=lambda row: int(row["env_steps"]))
     return [
         (int(after["env_steps"]) - int(before["env_steps"]), before, after)
@@ -170,11 +160,14 @@ def _gaps(rows: Sequence[Row]) -> list[tuple[int, Row, Row]]:
 
 
 def figure(rows: Sequence[Row]) -> Figure:
-    """Draw a column per perturbation: distances, where SAC from pixels dwarfs the others also on
-    their scale, as the paper does, and shares of the spread."""
+    """Draw a column per perturbation: distances, once more on the others' scale where SAC from
+    pixels dwarfs them, as the paper does, and shares of the typical distance."""
     kinds = list(dict.fromkeys(str(row["perturbation"]) for row in rows))
     others = [row for row in rows if not str(row["label"]).startswith("sac_pixel")]
-    parts = [("distance", "l2 distance", False), ("normalized", "share of the spread", False)]
+    parts = [
+        ("distance", "l2 distance", False),
+        ("normalized", "share of the typical distance", False),
+    ]
     if others and len(others) < len(rows):
         parts.insert(0, ("distance", "l2 distance, the others' scale", True))
     shown = canvas(3.6 * len(kinds), 2.8 * len(parts))

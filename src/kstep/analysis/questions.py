@@ -1,4 +1,4 @@
-"""Asking any encoder any of the questions: from runs, files or functions to tables and figures.
+"""Ask any encoder any of the questions: from runs, files or functions to tables and figures.
 
     kstep analyze reward-mse runs/walker_walk/*/seed* --on sets/walker_walk
 
@@ -12,7 +12,7 @@ or, for a function of your own,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -21,7 +21,7 @@ import imageio.v2 as imageio
 import numpy as np
 import torch
 
-from kstep import encoders
+from kstep import names
 from kstep.analysis import (
     collapse,
     gradients,
@@ -37,16 +37,17 @@ from kstep.analysis import (
 from kstep.analysis.curves import Figure
 from kstep.analysis.evaluation_set import EncodeImages, EvaluationSet, checked
 from kstep.analysis.tables import Row, write_table
-from kstep.encoders import SavedEncoder
-from kstep.play import opened
-from kstep.run import Run
+from kstep.run import saved_encoders as encoders
+from kstep.run.folder import Run, RunFolder
+from kstep.run.load import opened
+from kstep.run.saved_encoders import SavedEncoder
 from kstep.types import Array, KstepError
 
 Tables: TypeAlias = dict[str, list[Row]]
-"""Rows by the table they belong to; the main one is called as the question."""
+"""Rows by table; the main table has the question's name."""
 
 AHEAD = 15
-"""Decisions that `horizon` looks ahead: five times the paper's k."""
+"""Decisions that `horizon` predicts ahead: five times the paper's k."""
 FILMED = 200
 """States in a saliency video."""
 
@@ -61,43 +62,42 @@ class Subject:
     seed: int = 0
     env_steps: int = 0
     size: int | None = None
-    """Pixels per side it takes; None: as the evaluation set's own agent."""
+    """Pixels per side of its frames; None: as the evaluation set's own agent."""
     stack: int | None = None
-    """Frames it takes; None likewise."""
+    """Frames per stack; None: as the evaluation set's own agent."""
     run: Path | None = None
-    """The run it is from, for questions about more than the encoder."""
+    """Its run, for questions about more than the encoder."""
 
     @classmethod
     def of(cls, saved: SavedEncoder, run: Path | None = None) -> Subject:
-        return cls(
-            saved.label,
-            saved,
-            saved.task,
-            saved.seed,
-            saved.env_steps,
-            saved.size,
-            saved.stack,
-            run,
-        )
+        identity = (saved.task, saved.seed, saved.env_steps)
+        return cls(saved.label, saved, *identity, saved.size, saved.stack, run)
 
     @property
     def identity(self) -> dict[str, str | int]:
-        return {
-            "label": self.label,
-            "task": self.task,
-            "seed": self.seed,
-            "env_steps": self.env_steps,
-        }
+        return {name: getattr(self, name) for name in ("label", "task", "seed", "env_steps")}
 
     def saved(self, question: str) -> SavedEncoder:
         if not isinstance(self.encode, SavedEncoder):
-            raise KstepError(f"{question} needs an encoder of kstep's own, {self.label} is not one")
+            raise KstepError(f"{question} needs an encoder saved by kstep, {self.label} is not one")
         return self.encode
 
 
 @dataclass(frozen=True)
-class Asked:
-    """One encoder and the states; encoded once, when first needed, for all questions."""
+class Findings:
+    """The answer to one question about one encoder."""
+
+    rows: list[Row]
+    """Of the main table."""
+    tables: Tables = field(default_factory=dict)
+    """Further tables."""
+    video: Array | None = None
+    """(N, H, W, 3) frames"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One encoder and the states, which are encoded once for all questions."""
 
     subject: Subject
     states: EvaluationSet | None
@@ -117,35 +117,29 @@ class Asked:
     def row(self, **values: Any) -> Row:
         return {**self.subject.identity, **values}
 
-
-@dataclass(frozen=True)
-class Found:
-    """What one question found out about one encoder."""
-
-    tables: Tables = field(default_factory=dict)
-    video: Array | None = None
-    """(N, H, W, 3) frames"""
+    def measured(self, values: Any) -> Findings:
+        """Return one row with the fields of a dataclass."""
+        return Findings([self.row(**asdict(values))])
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question, how to ask it of one encoder, and how to draw all answers."""
+    """A question: how to answer it for one encoder, and how to draw all answers."""
 
     name: str
-    summary: str
-    ask: Callable[[Asked], Found]
+    ask: Callable[[Case], Findings]
     draw: Callable[[Tables, dict[str, Array]], Figure]
     summarize: Callable[[Tables], Tables] = lambda tables: {}
     """Tables made of the whole main table."""
     pages: Callable[[Tables], dict[str, str]] = lambda tables: {}
-    """Figures to move, as HTML by name."""
+    """Interactive figures, as HTML by name."""
     whole_runs: bool = False
-    """Whether it is asked of a run's newest checkpoint instead of each saved encoder."""
+    """Whether it is about a run's newest checkpoint instead of each saved encoder."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Tables and pictures of one question."""
+    """Tables and videos of one question."""
 
     question: Question
     tables: Tables
@@ -198,36 +192,38 @@ def analyze_all(
 ) -> list[Answer]:
     """Ask several questions of every encoder, encoding the states only once.
 
-    `on` may be None where only `gradients` is asked. `perturbed`: how many of the states
-    `perturbation` is asked about.
+    `on` may be None if `gradients` is the only question. `perturbed`: how many of the states
+    `perturbation` changes.
     """
     if perturbed < 1:
-        raise KstepError(f"at least one state must be perturbed, not {perturbed}")
-    asked = [find(name) for name in questions]
-    tables: dict[str, Tables] = {question.name: {} for question in asked}
-    videos: dict[str, dict[str, Array]] = {question.name: {} for question in asked}
+        raise KstepError(f"--perturbed must be at least 1, not {perturbed}")
+    for name in questions:
+        names.require(name, QUESTIONS, "question")
+    chosen = [QUESTIONS[name] for name in questions]
+    tables: dict[str, Tables] = {question.name: {} for question in chosen}
+    videos: dict[str, dict[str, Array]] = {question.name: {} for question in chosen}
     known: set[tuple[str | int, ...]] = set()
     for subject in subjects:
         identity = tuple(subject.identity.values())
         if identity in known:
             raise KstepError(
                 f"{subject.label}{subject.task and f' on {subject.task}'} with seed {subject.seed} "
-                f"at {subject.env_steps:,} env_steps is there twice; it would count twice"
+                f"at {subject.env_steps:,} env_steps is named twice; it would count twice"
             )
         known.add(identity)
-        about = Asked(subject, on, perturbed)
-        for question in asked:
-            found = question.ask(about)
-            for name, rows in found.tables.items():
+        case = Case(subject, on, perturbed)
+        for question in chosen:
+            findings = question.ask(case)
+            for name, rows in ((question.name, findings.rows), *findings.tables.items()):
                 tables[question.name].setdefault(name, []).extend(rows)
-            if found.video is not None:
+            if findings.video is not None:
                 parts = (subject.label, subject.task, f"seed{subject.seed}", subject.env_steps)
                 name = "-".join(str(part) for part in parts if part != "").replace("/", "-")
-                videos[question.name][name] = found.video
+                videos[question.name][name] = findings.video
     if not known:
-        raise KstepError("there is no encoder to ask about")
+        raise KstepError("no encoder was named")
     answers = []
-    for question in asked:
+    for question in chosen:
         own = tables[question.name]
         if not own.get(question.name):
             raise KstepError(f"{question.name}: none of the {len(known)} encoders has an answer")
@@ -238,14 +234,14 @@ def analyze_all(
 def subjects(
     paths: Iterable[Path], at: Sequence[int] = (), *, whole_runs: bool = False
 ) -> Iterator[Subject]:
-    """Yield, one at a time, every encoder that is meant by run folders and encoder files.
+    """Yield, one at a time, the encoders of run folders and encoder files.
 
-    A run stands for all encoders it saved, or for its newest checkpoint where it saved none. `at`
-    keeps only those saved for these marks, and every run must have all of them.
+    A run stands for all encoders it saved, or for its newest checkpoint if it saved none. `at`
+    selects those saved for these marks, and every run must have all of them.
     """
     if at and whole_runs:
-        raise KstepError("this question is asked of a run's newest checkpoint; it takes no --at")
-    # Everything is looked for before anything is computed.
+        raise KstepError("this question is about a run's newest checkpoint; it takes no --at")
+    # All files are looked up before anything is computed.
     for path, files in [(path, _files(path, at, whole_runs)) for path in paths]:
         for file in files:
             yield Subject.of(encoders.load(file, quick=True), None if file == path else path)
@@ -255,70 +251,51 @@ def subjects(
 
 
 def _files(path: Path, at: Sequence[int], whole_runs: bool) -> list[Path]:
-    """Return the encoder files that are meant; none: the run's newest checkpoint is."""
+    """Resolve a path to encoder files; empty: use the run's newest checkpoint."""
     if path.is_file():
         if at and encoders.mark_of(path) not in at:
             raise KstepError(f"{path} is of {encoders.mark_of(path):,} env_steps, which --at omits")
         return [path]
-    saved = [] if whole_runs else encoders.saved_in(path)
-    there = {encoders.mark_of(file): file for file in saved}
-    missing = [mark for mark in at if mark not in there]
+    saved = [] if whole_runs else RunFolder(path).saved_encoders()
+    by_mark = {encoders.mark_of(file): file for file in saved}
+    missing = [mark for mark in at if mark not in by_mark]
     if missing and not saved:
         raise KstepError(f"{path} saved no encoders for --at: kstep train --save-encoders-every N")
     if missing:
-        marks = ", ".join(f"{mark:,}" for mark in there)
+        marks = ", ".join(f"{mark:,}" for mark in by_mark)
         raise KstepError(f"{path} has no encoder for {missing[0]:,} env_steps, but for {marks}")
-    return [there[mark] for mark in there if not at or mark in at]
+    return [by_mark[mark] for mark in by_mark if not at or mark in at]
 
 
-def find(name: str) -> Question:
-    if name not in QUESTIONS:
-        known = ", ".join((*QUESTIONS, *GROUPS))
-        raise KstepError(f"unknown question '{name}'; questions about encoders: {known}")
-    return QUESTIONS[name]
-
-
-def _reward_pca(asked: Asked) -> Found:
-    on = asked.on
-    found = reward_pca.reward_pca(asked.latents, on.reward, on.episode)
-    main = asked.row(
-        states=len(on),
-        variance_1=found.variance[0],
-        variance_2=found.variance[1],
-        variance_3=found.variance[2],
-        separability_2=found.separability_2,
-        separability_3=found.separability_3,
-        separability_all=found.separability_all,
-    )
+def _reward_pca(case: Case) -> Findings:
+    on = case.on
+    found = reward_pca.reward_pca(case.latents, on.reward, on.episode)
+    numbers = {f"variance_{i}": share for i, share in enumerate(found.variance, start=1)}
+    numbers |= {name: v for name, v in vars(found).items() if name.startswith("separability")}
+    main = case.row(states=len(on), **numbers)
     points = [
-        asked.row(state=i, reward=float(reward), pc1=float(x), pc2=float(y), pc3=float(z))
+        case.row(state=i, reward=float(reward), pc1=float(x), pc2=float(y), pc3=float(z))
         for i, (reward, (x, y, z)) in enumerate(zip(on.reward, found.components, strict=True))
     ]
-    return Found({"reward-pca": [main], "reward-pca-points": points})
+    return Findings([main], {"reward-pca-points": points})
 
 
-def _reward_mse(asked: Asked) -> Found:
-    on = asked.on
-    found = reward_mse.reward_mse(asked.latents, on.reward, on.episode)
-    return Found({"reward-mse": [asked.row(**asdict(found))]})
-
-
-def _perturbation(asked: Asked) -> Found:
-    subject, on, rows = asked.subject, asked.on, []
-    chosen = on.spaced(asked.perturbed)
+def _perturbation(case: Case) -> Findings:
+    subject, on, rows = case.subject, case.on, []
+    chosen = on.spaced(case.perturbed)
     for index, (kind, perturb) in enumerate(perturbation.PERTURBATIONS.items()):
-        rng = np.random.default_rng([2021, index])  # encoders of equal size see the same
+        rng = np.random.default_rng([2021, index])  # the same for encoders of equal size
         original = kind == perturbation.AGAINST_ORIGINAL
-        versions = [asked.latents[chosen]] if original else []
+        versions = [case.latents[chosen]] if original else []
         for _ in range(1 if original else perturbation.VERSIONS):
             parts = [
                 checked(subject.encode(perturb(stacks, rng)), len(stacks))
                 for stacks in on.batches(subject.size, subject.stack, chosen)
             ]
             versions.append(np.concatenate(parts))
-        found = perturbation.perturbation(np.stack(versions), asked.latents)
-        rows.append(asked.row(perturbation=kind, **asdict(found)))
-    return Found({"perturbation": rows})
+        found = perturbation.perturbation(np.stack(versions), case.latents)
+        rows.append(case.row(perturbation=kind, **asdict(found)))
+    return Findings(rows)
 
 
 def _changes(tables: Tables) -> Tables:
@@ -329,60 +306,38 @@ def _changes(tables: Tables) -> Tables:
     return {"perturbation-changes": known} if known else {}
 
 
-def _temporal(asked: Asked) -> Found:
-    found = temporal.temporal(asked.latents, asked.on.episode)
-    return Found({"temporal": [asked.row(**asdict(found))]})
-
-
-def _gradients(asked: Asked) -> Found:
-    found = asked.subject.saved("gradients").angles
+def _gradients(case: Case) -> Findings:
+    found = case.subject.saved("gradients").angles
     if not found:
-        return Found()  # one optimizer only, or no update yet
-    layers = [asked.row(tensor=name, cosine=angle.cosine) for name, angle in found.items()]
-    return Found(
-        {
-            "gradients": [asked.row(**asdict(gradients.gradients(found)))],
-            "gradients-layers": layers,
-        }
+        return Findings([])  # one optimizer only, or no update yet
+    layers = [case.row(tensor=name, cosine=angle.cosine) for name, angle in found.items()]
+    return replace(case.measured(gradients.gradients(found)), tables={"gradients-layers": layers})
+
+
+def _state_probe(case: Case) -> Findings:
+    on = case.on
+    found = state_probe.state_probe(case.latents, on.state, on.episode)
+    pairs = zip(on.quantities, found, strict=True)
+    return Findings([case.row(quantity=name, r2=float(value)) for name, value in pairs])
+
+
+def _horizon(case: Case) -> Findings:
+    if case.subject.run is None:
+        raise KstepError("horizon needs run folders: encoder files have no transition model")
+    with opened(case.subject.run) as (agent, _, _):
+        found = horizon.horizon(*horizon.predictions(agent, case.on, AHEAD))
+    return Findings(
+        [
+            case.row(horizon=found.steps, ahead=j + 1, model=float(model), still=float(still))
+            for j, (model, still) in enumerate(zip(found.model, found.still, strict=True))
+        ]
     )
 
 
-def _collapse(asked: Asked) -> Found:
-    return Found({"collapse": [asked.row(**asdict(collapse.collapse(asked.latents)))]})
-
-
-def _state_probe(asked: Asked) -> Found:
-    on = asked.on
-    found = state_probe.state_probe(asked.latents, on.state, on.episode)
-    return Found(
-        {
-            "state-probe": [
-                asked.row(quantity=name, r2=float(value))
-                for name, value in zip(on.quantities, found, strict=True)
-            ]
-        }
-    )
-
-
-def _horizon(asked: Asked) -> Found:
-    if asked.subject.run is None:
-        raise KstepError("horizon needs whole runs: the transition model is not in an encoder file")
-    with opened(asked.subject.run) as (agent, _, _):
-        found = horizon.horizon(*horizon.predictions(agent, asked.on, AHEAD))
-    return Found(
-        {
-            "horizon": [
-                asked.row(horizon=found.steps, ahead=j + 1, model=float(model), still=float(still))
-                for j, (model, still) in enumerate(zip(found.model, found.still, strict=True))
-            ]
-        }
-    )
-
-
-def _saliency(asked: Asked) -> Found:
-    saved = asked.subject.saved("saliency")
-    chosen = np.arange(min(FILMED, len(asked.on)))
-    views = saved.view(asked.on.stacks(chosen, saved.size, saved.stack))
+def _saliency(case: Case) -> Findings:
+    saved = case.subject.saved("saliency")
+    chosen = np.arange(min(FILMED, len(case.on)))
+    views = saved.view(case.on.stacks(chosen, saved.size, saved.stack))
     height, width = views.shape[2:4]
     encoder, generator = saved.encoder, torch.Generator().manual_seed(0)
     looks, moves = [], []
@@ -393,16 +348,18 @@ def _saliency(asked: Asked) -> Found:
         looks.append(
             saliency.attention(
                 active.view(-1, *encoder.feature_shape).numpy(),
-                saved.config.strides,
+                saved.config.strides,  # type: ignore[attr-defined]
                 height,
                 width,
             )
         )
         moves.append(saliency.sensitivity(encoder, part, generator))
-    maps = saliency.Saliency(np.concatenate(looks), np.concatenate(moves))
-    focus = dict(zip(("attention_focus", "sensitivity_focus"), maps.focus, strict=True))
-    video = saliency.side_by_side(views[:, -1], maps, scale=2)
-    return Found({"saliency": [asked.row(**focus)]}, video)
+    attention, sensitivity = np.concatenate(looks), np.concatenate(moves)
+    row = case.row(
+        attention_focus=saliency.focus(attention), sensitivity_focus=saliency.focus(sensitivity)
+    )
+    video = saliency.side_by_side(views[:, -1], (attention, sensitivity), scale=2)
+    return Findings([row], video=video)
 
 
 QUESTIONS: dict[str, Question] = {
@@ -410,66 +367,44 @@ QUESTIONS: dict[str, Question] = {
     for question in (
         Question(
             "reward-pca",
-            "principal components coloured by reward, and how separable it is",
             _reward_pca,
             lambda t, v: reward_pca.figure(t["reward-pca"], t["reward-pca-points"]),
             pages=lambda t: {"reward-pca": interactive.page(t["reward-pca-points"])},
         ),
         Question(
             "reward-mse",
-            "error of a linear prediction of the reward, in-sample and held-out",
-            _reward_mse,
+            lambda c: c.measured(reward_mse.reward_mse(c.latents, c.on.reward, c.on.episode)),
             lambda t, v: reward_mse.figure(t["reward-mse"]),
         ),
         Question(
             "perturbation",
-            "how far latents move under translation, erasing, noise, flipping",
             _perturbation,
             lambda t, v: perturbation.figure(t["perturbation"]),
             _changes,
         ),
         Question(
             "temporal",
-            "how far latents move from one decision to the next",
-            _temporal,
+            lambda c: c.measured(temporal.temporal(c.latents, c.on.episode)),
             lambda t, v: temporal.figure(t["temporal"]),
         ),
         Question(
             "gradients",
-            "cosine between the critic's and the auxiliary task's update directions",
             _gradients,
             lambda t, v: gradients.figure(t["gradients"], t["gradients-layers"]),
             lambda t: {"gradients-tasks": gradients.per_task(t["gradients"])},
         ),
         Question(
             "collapse",
-            "effective rank, spread per dimension, uniformity",
-            _collapse,
+            lambda c: c.measured(collapse.collapse(c.latents)),
             lambda t, v: collapse.figure(t["collapse"]),
         ),
-        Question(
-            "state-probe",
-            "how well joint positions and velocities can be read",
-            _state_probe,
-            lambda t, v: state_probe.figure(t["state-probe"]),
-        ),
-        Question(
-            "horizon",
-            "how far ahead KSL's transition model beats standing still",
-            _horizon,
-            lambda t, v: horizon.figure(t["horizon"]),
-            whole_runs=True,
-        ),
-        Question(
-            "saliency",
-            "where the encoder looks, as a video",
-            _saliency,
-            lambda t, v: saliency.figure(list(v.items())),
-        ),
+        Question("state-probe", _state_probe, lambda t, v: state_probe.figure(t["state-probe"])),
+        Question("horizon", _horizon, lambda t, v: horizon.figure(t["horizon"]), whole_runs=True),
+        Question("saliency", _saliency, lambda t, v: saliency.figure(list(v.items()))),
     )
 }
 GROUPS: dict[str, tuple[str, ...]] = {
     "latents": ("reward-pca", "reward-mse", "temporal", "collapse", "state-probe")
 }
-"""Questions by a common name; one encoding of the states serves all of a group."""
+"""Several questions by one name; the states are encoded once for all of them."""
 GROUPS["survey"] = (*GROUPS["latents"], "perturbation")

@@ -1,8 +1,8 @@
-"""How well does a line through the latents predict the reward?
+"""How well does a linear function of the latents predict the reward?
 
 The paper's figure of linear regressions (section 4, "Organization Around Reward"). It fits and
 measures on the same states; with 50 latent dimensions and states that resemble their neighbours
-that flatters every encoder, so the same fit is also measured on episodes it did not see.
+that flatters every encoder, so the fit is also measured on held-out episodes.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class RewardMSE:
     held_out: float
     """Fitted without the episodes it is measured on."""
     variance: float
-    """Of the reward: the error of an encoder that knows nothing."""
+    """Of the reward: the error of a constant prediction."""
 
 
 def reward_mse(latents: Array, reward: Array, episode: Array) -> RewardMSE:
-    """Measure latents (N, D) against rewards (N,); `episode` (N,) says which states go together."""
+    """Measure latents (N, D) against rewards (N,); `episode` (N,) numbers their episodes."""
     reward = np.asarray(reward, np.float64)
     weights, intercept = fit.linear(latents, reward)
     residual = np.asarray(latents, np.float64) @ weights + intercept - reward

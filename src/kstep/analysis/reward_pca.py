@@ -1,8 +1,8 @@
-"""Are states of high and of low reward apart in the latents' first principal components?
+"""Are states of high and low reward separate in the latents' first principal components?
 
-The paper's PCA plots, and a number for what the eye sees in them: the balanced accuracy of a linear
-classifier of high against low reward, on episodes it was not fitted to, in two components, in three
-and in the whole latent. 0.5 is chance, 1 means a line separates them.
+The paper's PCA plots, and a number for what they show: the balanced accuracy of a linear classifier
+of high against low reward on held-out episodes, in two components, in three and in the complete
+latent. 0.5 is chance, 1 means that a line separates them.
 
 High is above the middle of the reward's range, low is below.
 """
@@ -16,8 +16,8 @@ import numpy as np
 
 from kstep.analysis import fit
 from kstep.analysis.curves import Figure, canvas
-from kstep.analysis.spread import centred
-from kstep.analysis.tables import Row
+from kstep.analysis.distances import centred
+from kstep.analysis.tables import Row, grouped
 from kstep.types import Array
 
 COMPONENTS = 3
@@ -25,21 +25,21 @@ COMPONENTS = 3
 
 @dataclass(frozen=True)
 class RewardPCA:
-    """The projection and how separate it is."""
+    """The projection, and how separable the rewards are in it."""
 
     components: Array
-    """(N, 3), by falling variance; columns of zeros where the latent has fewer directions."""
+    """(N, 3), by decreasing variance; zeros where the latent has fewer dimensions."""
     variance: tuple[float, float, float]
     """Share of the latents' variance along each component."""
     separability_2: float
-    """Balanced accuracy in two components; nan unless there are high and low rewards."""
+    """Balanced accuracy in two components; nan unless there are both high and low rewards."""
     separability_3: float
     separability_all: float
-    """In the whole latent."""
+    """In the complete latent."""
 
 
 def reward_pca(latents: Array, reward: Array, episode: Array) -> RewardPCA:
-    """Project latents (N, D) and measure how separate high and low rewards (N,) are."""
+    """Project latents (N, D) and measure how separable high and low rewards (N,) are."""
     components, variance = principal_components(latents)
     high = reward > (reward.min() + reward.max()) / 2
     return RewardPCA(
@@ -55,12 +55,12 @@ def principal_components(latents: Array) -> tuple[Array, Array]:
     """Return the first three components (N, 3) and their shares of the variance (3,)."""
     moved = centred(latents)
     states, dimensions = moved.shape
-    few = dimensions <= states  # else the states' inner products are the smaller matrix
+    few = dimensions <= states  # otherwise the Gram matrix of the states is smaller
     values, vectors = np.linalg.eigh(moved.T @ moved if few else moved @ moved.T)
     values, vectors = np.maximum(values[::-1], 0.0), vectors[:, ::-1]
     count = min(COMPONENTS, len(values))
     first = vectors[:, :count]
-    # A direction's sign means nothing; its largest entry positive makes it repeatable.
+    # The sign of a direction is arbitrary; a positive largest entry makes it reproducible.
     first = first * np.sign(first[np.abs(first).argmax(axis=0), np.arange(count)])
     components = np.zeros((states, COMPONENTS))
     components[:, :count] = moved @ first if few else first * np.sqrt(values[:count])
@@ -72,14 +72,12 @@ def principal_components(latents: Array) -> tuple[Array, Array]:
 
 def separability(latents: Array, high: Array, episode: Array) -> float:
     """Return the balanced accuracy of linear classifiers, each state judged by one that was fitted
-    to other episodes."""
-    if high.all() or not high.any():
-        return float("nan")
+    without its episode."""
     guess = np.zeros(len(high), bool)
     judged = np.zeros(len(high), bool)
     for out in fit.held_out_states(episode):
         if high[~out].all() or not high[~out].any():
-            continue  # nothing to learn the difference from
+            continue  # one class only: nothing to fit
         weights, intercept = fit.classifier(latents[~out], high[~out])
         guess[out] = latents[out] @ weights + intercept > 0
         judged |= out
@@ -93,27 +91,22 @@ def separability(latents: Array, high: Array, episode: Array) -> float:
 
 def figure(rows: Sequence[Row], points: Sequence[Row]) -> Figure:
     """Draw the first two components, a row per method and task, a column per mark; colour is the
-    reward. Of several seeds the first is shown: their projections have nothing in common."""
-    whose = list(dict.fromkeys((str(row["label"]), str(row["task"])) for row in rows))
+    reward. Only the first seed is shown: projections of different seeds are not comparable."""
+    whose = list(grouped(rows, "label", "task"))
     marks = sorted({int(row["env_steps"]) for row in rows})
     shown = canvas(3.2 * len(marks) + 0.8, 3.0 * len(whose))
     grid = shown.subplots(len(whose), len(marks), squeeze=False)
     rewards = [float(point["reward"]) for point in points]
-    dots = None
+    encoders = grouped(rows, "label", "task", "env_steps")
+    clouds = grouped(points, "label", "task", "env_steps", "seed")
     for (label, task), line in zip(whose, grid, strict=True):
         for mark, axes in zip(marks, line, strict=True):
-            here = [
-                row
-                for row in rows
-                if (row["label"], row["task"], row["env_steps"]) == (label, task, mark)
-            ]
             axes.set(xticks=[], yticks=[])
-            if not here:
+            if (label, task, mark) not in encoders:
                 axes.set_axis_off()
                 continue
-            first = here[0]
-            same = ("label", "task", "seed", "env_steps")
-            own = [point for point in points if all(point[name] == first[name] for name in same)]
+            first = encoders[label, task, mark][0]
+            own = clouds[label, task, mark, first["seed"]]
             dots = axes.scatter(
                 [float(point["pc1"]) for point in own],
                 [float(point["pc2"]) for point in own],
@@ -130,6 +123,5 @@ def figure(rows: Sequence[Row], points: Sequence[Row]) -> Figure:
                 f"{explained:.0%} of variance, {len(own):,} states",
                 fontsize=8,
             )
-    if dots is not None:
-        shown.colorbar(dots, ax=grid.ravel().tolist(), label="reward", shrink=0.6)
+    shown.colorbar(dots, ax=grid.ravel().tolist(), label="reward", shrink=0.6)
     return shown

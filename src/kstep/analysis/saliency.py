@@ -2,17 +2,16 @@
 
 Beyond the paper. Two maps per state, both at the size of the image:
 
-- attention: mean square of the last convolution's activations, each laid on the middle of what it
-  sees (Zagoruyko & Komodakis 2017, arXiv:1612.03928): where features are active;
-- sensitivity: root mean square change of the latent per change of a pixel, that is the norm of the
-  Jacobian's columns, estimated without bias of its square by a few random projections of the
-  latent: what would move the latent. Frames of a stack and colours are added up.
+- attention: mean square of the last convolution's activations, each at the centre of its receptive
+  field (Zagoruyko & Komodakis 2017, arXiv:1612.03928): where features are active;
+- sensitivity: the norm of the Jacobian's columns, estimated (its square without bias) by a few
+  random projections of the latent: which pixels would move the latent. Frames of a stack and
+  colours are summed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -23,45 +22,30 @@ from kstep.types import Array, Encode
 PROJECTIONS = 8
 
 
-@dataclass(frozen=True)
-class Saliency:
-    """Maps and how focused they are."""
-
-    attention: Array
-    """(N, H, W)"""
-    sensitivity: Array
-    """(N, H, W)"""
-
-    @property
-    def focus(self) -> tuple[float, float]:
-        """For both maps, the share of the total in the tenth of pixels with most; 0.1 if even."""
-        return _focus(self.attention), _focus(self.sensitivity)
-
-
 def attention(maps: Array, strides: Sequence[int], height: int, width: int) -> Array:
     """Turn activations (N, h, w, C) of 3x3 convolutions with these strides, without padding, into
     attention (N, height, width)."""
     power = np.mean(np.square(np.asarray(maps, np.float32)), axis=-1)
-    down = _placed(power.shape[1], strides, height)
-    across = _placed(power.shape[2], strides, width)
+    down = _interpolation(power.shape[1], strides, height)
+    across = _interpolation(power.shape[2], strides, width)
     enlarged: Array = down @ power @ across.T
     return enlarged
 
 
-def _placed(units: int, strides: Sequence[int], pixels: int) -> Array:
-    """Return weights (pixels, units) that interpolate between units, each in the middle of what it
-    sees; they fade out beyond the outermost."""
+def _interpolation(units: int, strides: Sequence[int], pixels: int) -> Array:
+    """Return weights (pixels, units) that interpolate between units, each at the centre of its
+    receptive field; they fade out beyond the outermost."""
     step, middle = 1, 0
     for stride in strides:
         middle += step  # one pixel of a 3x3 kernel's margin, at this layer's scale
         step *= stride
-    place = (np.arange(pixels) - middle) / step
-    distance = np.abs(place[:, None] - np.arange(units))
+    position = (np.arange(pixels) - middle) / step
+    distance = np.abs(position[:, None] - np.arange(units))
     return np.maximum(0.0, 1.0 - distance).astype(np.float32)
 
 
 def sensitivity(encode: Encode, stacks: Array, generator: torch.Generator) -> Array:
-    """Return the norm of d latent / d pixel (N, H, W), bytes as the unit, of stacks
+    """Return the norm of d latent / d pixel (N, H, W), per unit of a byte, of stacks
     (N, S, H, W, C)."""
     pixels = torch.from_numpy(np.asarray(stacks, np.float32)).requires_grad_()
     latent = encode(pixels)
@@ -73,8 +57,8 @@ def sensitivity(encode: Encode, stacks: Array, generator: torch.Generator) -> Ar
     return (total / PROJECTIONS).sqrt().numpy()
 
 
-def overlay(frames: Array, maps: Array, scale: int = 4) -> Array:
-    """Lay maps (N, H, W) over frames (N, H, W, 3) uint8 as a heat map, enlarged by `scale`."""
+def overlay(frames: Array, maps: Array, scale: int) -> Array:
+    """Overlay maps (N, H, W) on frames (N, H, W, 3) uint8 as a heat map, enlarged by `scale`."""
     from matplotlib import colormaps
 
     brightest = np.quantile(maps, 0.99, axis=(1, 2), keepdims=True)
@@ -90,20 +74,14 @@ def enlarged(frames: Array, scale: int) -> Array:
     return frames.repeat(scale, axis=1).repeat(scale, axis=2)
 
 
-def side_by_side(frames: Array, maps: Saliency, scale: int = 4) -> Array:
-    """Return frames of a video: the image, attention over it, sensitivity over it."""
-    return np.concatenate(
-        (
-            enlarged(frames, scale),
-            overlay(frames, maps.attention, scale),
-            overlay(frames, maps.sensitivity, scale),
-        ),
-        axis=2,
-    )
+def side_by_side(frames: Array, maps: Sequence[Array], scale: int) -> Array:
+    """Return frames of a video: the images (N, H, W, 3) and every map (N, H, W) over them."""
+    overlays = [overlay(frames, each, scale) for each in maps]
+    return np.concatenate([enlarged(frames, scale), *overlays], axis=2)
 
 
 def figure(pictures: Sequence[tuple[str, Array]]) -> Figure:
-    """Show some frames of each video, one row per encoder."""
+    """Draw three frames of each video, one row per encoder."""
     shown = canvas(12.0, 1.7 * len(pictures) + 0.3)
     grid = shown.subplots(len(pictures), 3, squeeze=False)
     for (title, frames), line in zip(pictures, grid, strict=True):
@@ -115,7 +93,8 @@ def figure(pictures: Sequence[tuple[str, Array]]) -> Figure:
     return shown
 
 
-def _focus(maps: Array) -> float:
+def focus(maps: Array) -> float:
+    """Return the share of the brightest tenth of pixels in maps (N, H, W); 0.1 if uniform."""
     flat = np.sort(maps.reshape(len(maps), -1), axis=1)
     most = flat[:, -max(1, flat.shape[1] // 10) :].sum(axis=1)
     total = flat.sum(axis=1)

@@ -1,8 +1,8 @@
-"""Which quantities of the simulator can be read from the latent?
+"""Which of the simulator's quantities can be read from the latent?
 
-Beyond the paper, which supposes that good latents hold what moves smoothly, such as joint angles.
-For each quantity: R^2 of a linear fit on episodes it did not see; 1 is perfect, 0 no better than
-the mean, below 0 worse than that.
+Beyond the paper, which supposes that good latents encode what moves smoothly, such as joint angles.
+For each quantity: R^2 of a linear fit on held-out episodes; 1 is perfect, 0 no better than the
+mean, below 0 worse.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from kstep.analysis import fit
 from kstep.analysis.curves import Figure, canvas
-from kstep.analysis.tables import Row
+from kstep.analysis.tables import Row, grouped
 from kstep.types import Array
 
 
@@ -27,32 +27,20 @@ def state_probe(latents: Array, state: Array, episode: Array) -> Array:
 
 
 def figure(rows: Sequence[Row]) -> Figure:
-    """Draw a bar per quantity and method (and task), for the newest encoder of each, mean over
-    seeds."""
-    newest: dict[tuple[str, str], int] = {}
-    for row in rows:
-        whose, at = (str(row["label"]), str(row["task"])), int(row["env_steps"])
-        newest[whose] = max(at, newest.get(whose, at))
-    tasks = {task for _, task in newest}
+    """Draw a bar per quantity and method (and task): its newest encoder, mean over seeds."""
+    encoders = grouped(rows, "label", "task")
+    tasks = {task for _, task in encoders}
     quantities = list(dict.fromkeys(str(row["quantity"]) for row in rows))
     shown = canvas(7.0, 1.2 + 0.28 * len(quantities))
     axes = shown.subplots()
-    height = 0.8 / len(newest)
-    for index, ((label, task), at) in enumerate(newest.items()):
-        means = [
-            np.mean(
-                [
-                    float(row["r2"])
-                    for row in rows
-                    if (row["label"], row["task"]) == (label, task)
-                    and (row["env_steps"], row["quantity"]) == (at, quantity)
-                ]
-            )
-            for quantity in quantities
-        ]
+    height = 0.8 / len(encoders)
+    for index, ((label, task), own) in enumerate(encoders.items()):
+        at = max(int(row["env_steps"]) for row in own)
+        newest = grouped((row for row in own if row["env_steps"] == at), "quantity")
+        means = [np.mean([float(row["r2"]) for row in newest[q,]]) for q in quantities]
         name = f"{label}, {task}" if len(tasks) > 1 else label
-        places = np.arange(len(quantities)) + index * height
-        axes.barh(places, np.maximum(means, -1.0), height, label=f"{name} at {at:,}")
+        positions = np.arange(len(quantities)) + index * height
+        axes.barh(positions, np.maximum(means, -1.0), height, label=f"{name} at {at:,}")
     axes.set_yticks(np.arange(len(quantities)) + 0.4 - height / 2, quantities)
     axes.set(xlabel="R², held-out episodes (cut off at -1)", xlim=(-1.05, 1.05))
     axes.invert_yaxis()

@@ -1,4 +1,4 @@
-"""Tables: rows of numbers, as CSV to compute with and as Markdown to read."""
+"""Tables: rows of numbers, as CSV for programs and as Markdown for people."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ import numpy as np
 
 Value: TypeAlias = str | int | float
 Row: TypeAlias = Mapping[str, Value]
-"""One line of a table: `label`, `task`, `seed` and `env_steps` say of which encoder."""
+"""One line of a table; `label`, `task`, `seed` and `env_steps` identify the encoder."""
+
+
+def grouped(rows: Iterable[Row], *columns: str) -> dict[tuple[Value, ...], list[Row]]:
+    """Return the rows by their values in these columns, in order of appearance."""
+    groups: dict[tuple[Value, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[column] for column in columns), []).append(row)
+    return groups
 
 
 def write_table(path: Path, rows: Sequence[Row]) -> Path:
@@ -29,6 +37,13 @@ def markdown(head: Sequence[str], lines: Iterable[Iterable[Value]]) -> str:
     return "".join(f"| {' | '.join(map(_shown, line))} |\n" for line in every)
 
 
+def write_both(path: Path, rows: Sequence[Row]) -> list[Path]:
+    """Write rows as CSV and as Markdown; `path` has no suffix yet."""
+    text = path.with_suffix(".md")
+    text.write_text(markdown([*rows[0]], (row.values() for row in rows)))
+    return [write_table(path.with_suffix(".csv"), rows), text]
+
+
 def _shown(value: Value) -> str:
     if isinstance(value, float):
         return "-" if np.isnan(value) else f"{value:.3g}"
@@ -36,7 +51,7 @@ def _shown(value: Value) -> str:
 
 
 def deviation(values: Sequence[float]) -> float:
-    """Return the standard deviation over runs, with n - 1; nan of a single one."""
+    """Return the standard deviation over runs, with n - 1; nan for a single one."""
     return float(np.std(values, ddof=1)) if len(values) > 1 else float("nan")
 
 

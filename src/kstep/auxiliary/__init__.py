@@ -1,1 +1,5 @@
-"""Auxiliary tasks: losses that shape an encoder beside the reinforcement-learning loss."""
+"""Auxiliary tasks; importing this package registers every kind."""
+
+from kstep.auxiliary import autoencoder, ceb, curl, ksl, ksl_transitions, proto
+
+__all__ = ["autoencoder", "ceb", "curl", "ksl", "ksl_transitions", "proto"]

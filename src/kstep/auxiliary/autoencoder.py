@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
+import annotated_types as at
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ from kstep.auxiliary.base import AuxiliaryConfig, AuxiliaryTask, Draws, Shapes
 from kstep.nets.decoder import Decoder
 from kstep.nets.init import Init
 from kstep.types import Encode, KstepError, Metrics, SequenceBatch
+from kstep.values import Rate
 
 
 @dataclass(frozen=True)
@@ -31,11 +33,11 @@ class AutoencoderConfig(AuxiliaryConfig):
 
     kind: ClassVar[str] = "autoencoder"
 
-    latent_penalty: float = 1e-6
+    latent_penalty: Rate = 1e-6
     """Weight of half the latent's squared norm."""
-    decoder_weight_decay: float = 1e-7
+    decoder_weight_decay: Rate = 1e-7
     """Adam's L2 penalty on the decoder."""
-    bits: int = 5
+    bits: Annotated[int, at.Ge(1), at.Le(8)] = 5
     """How many bits of each pixel are to be reconstructed."""
     init: Init = "delta_orthogonal"
 
@@ -52,8 +54,6 @@ class Autoencoder(AuxiliaryTask):
 
     def __init__(self, config: AutoencoderConfig, shapes: Shapes) -> None:
         super().__init__()
-        if not 1 <= config.bits <= 8:
-            raise KstepError(f"a pixel has 1 to 8 bits to reconstruct, not {config.bits}")
         if not shapes.map_shapes:
             raise KstepError("an autoencoder mirrors a convolutional encoder; there is none")
         self.config = config

@@ -1,17 +1,23 @@
-"""What an auxiliary task is to an agent, and how a configuration becomes one."""
+"""What an auxiliary task is to an agent, and how its settings become one."""
 
 from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from kstep.nets.ema import Ema
-from kstep.types import Encode, Metrics, SequenceBatch
+from kstep.data.augment import Augment, NoAugment
+from kstep.optimizers import Ema
+from kstep.types import Encode, EnvSpec, KstepError, Metrics, SequenceBatch
+from kstep.values import Count, Family, Positive, Rate
+
+if TYPE_CHECKING:
+    from kstep.methods.base import Method
+    from kstep.nets.base import Encoder
 
 
 @dataclass(frozen=True)
@@ -29,34 +35,57 @@ class Shapes:
     map_shapes: tuple[tuple[int, ...], ...] = ()
     """(H, W, C) after each of the encoder's convolutions, the last one `feature_shape`."""
 
+    @classmethod
+    def of(cls, method: Method, spec: EnvSpec, encoder: Encoder) -> Shapes:
+        """The sizes of an agent with this encoder in such an environment."""
+        return cls(
+            latent_dim=encoder.latent_dim,
+            feature_shape=encoder.feature_shape,
+            action_dim=spec.action_dim,
+            observation_shape=(method.stack, *method.augment.seen_shape(spec.frame_shape)),
+            ema_rate=method.encoder.ema_rate,
+            map_shapes=encoder.map_shapes,
+        )
+
 
 @dataclass(frozen=True)
-class AuxiliaryConfig(abc.ABC):
-    """Base of every task's configuration. A subclass names its `kind` and builds its task."""
+class AuxiliaryConfig(Family):
+    """Settings of every auxiliary task. A subclass names its `kind` and builds its task."""
 
-    kind: ClassVar[str]
-    kinds: ClassVar[dict[str, type[AuxiliaryConfig]]] = {}
+    turn: Literal["first", "after critic", "last"] = "after critic"
+    """When an update takes the task's step: before the critic's, after it, or after the slow copies
+    (D06)."""
+    every: Positive = 1
+    """Updates from one of its steps to the next."""
+    pretraining: Count = 0
+    """Steps of the task alone when learning starts."""
+    learning_rate: Rate | None = None
+    """Of the task's heads. None: the agent's (D04)."""
+    encoder_learning_rate: Rate | None = None
+    """Of the encoder in the task's step. None: as the heads'."""
+    double_step: bool = False
+    """Whether the task's gradient steps the encoder twice, as the released code does with two Adams
+    that see the same gradient: exactly one Adam with the sum of both rates (D05)."""
+    one_optimizer: bool = False
+    """One Adam, with one set of moments, for the critic's and the task's loss: the paper's
+    ablation. Otherwise each loss has its own."""
 
     rewards: ClassVar[bool] = False
     """Whether the task is a `RewardSource`, as exploration needs it."""
-
-    def __init_subclass__(cls) -> None:
-        present = cls.kinds.setdefault(cls.kind, cls)
-        if present.__qualname__ != cls.__qualname__:
-            raise TypeError(f"the kind '{cls.kind}' is taken by {present.__qualname__}")
-        cls.kinds[cls.kind] = cls
+    second_view: ClassVar[bool] = False
+    """Whether the batch must hold another random view of its first observation."""
+    shares_windows: ClassVar[bool] = False
+    """Whether the critic's transition is the first of the task's window, under the same view."""
 
     @property
     def horizon(self) -> int:
-        """Consecutive decisions one sample must span; see `AuxiliaryTask.horizon`."""
+        """Consecutive decisions that one sample spans; 0: the critic's transition."""
         return 0
 
     @property
-    def encodes_first_and_rest(self) -> bool:
-        """Whether the loss asks for the latents of the first observations, for the slow latents of
-        all later ones in order of time, (T * B, D), and for nothing else: then an agent may answer
-        with what it has."""
-        return False
+    def own_sequences(self) -> OwnSequences | None:
+        """How to draw the task's own sequences; None: it learns from the critic's transitions."""
+        return None
 
     @abc.abstractmethod
     def build(self, shapes: Shapes) -> AuxiliaryTask:
@@ -66,6 +95,76 @@ class AuxiliaryConfig(abc.ABC):
     def shrunk(self) -> AuxiliaryConfig:
         """Return the same task at the size of the `debug` preset."""
 
+    def check(self, method: Method) -> None:
+        """Refuse other parts of the method that this task cannot be combined with."""
+        if self.one_optimizer and (self.double_step or self.encoder_learning_rate is not None):
+            raise KstepError(
+                "with method.auxiliary.one_optimizer the encoder has one learning rate: "
+                "double_step and encoder_learning_rate have no meaning"
+            )
+        if self.one_optimizer and method.learning.critic_trains != "all":
+            raise KstepError(
+                "method.auxiliary.one_optimizer steps what the critic's loss trains: it needs "
+                "method.learning.critic_trains=all"
+            )
+        if self.shares_windows and method.core.critic_views > 1:
+            raise KstepError(
+                f"the critic and the auxiliary task of '{method.name}' see the same views: "
+                "method.core.critic_views must be 1"
+            )
+
+    def check_episodes(self, method: Method, spec: EnvSpec) -> None:
+        """Refuse an environment whose episodes are too short for the task."""
+        length = spec.episode_decisions
+        if length is not None and self.horizon > length:
+            raise KstepError(
+                f"'{method.name}' learns from sequences of {self.horizon} decisions, but episodes "
+                f"have {length}"
+            )
+
+
+@dataclass(frozen=True)
+class OwnSequences(AuxiliaryConfig):
+    """Settings of a task that draws sequences of its own, apart from the critic's transitions."""
+
+    augment: Augment = field(default_factory=NoAugment)
+    """Of the observations in a sequence, each by itself (D13)."""
+    sampling: Literal["any", "released"] = "any"
+    """Which sequences may be drawn: any, or those that the released code can reach (D15)."""
+
+    @property
+    def own_sequences(self) -> OwnSequences:
+        return self
+
+    def check(self, method: Method) -> None:
+        super().check(method)
+        size, seen = method.encoder.image_size, method.augment
+        if self.augment.render_size(size) != seen.render_size(size):
+            raise KstepError(
+                f"method.augment ({seen.kind}) needs frames of {seen.render_size(size)} pixels, "
+                f"method.auxiliary.augment ({self.augment.kind}) of "
+                f"{self.augment.render_size(size)}: set both"
+            )
+
+    def check_episodes(self, method: Method, spec: EnvSpec) -> None:
+        length, initial = spec.episode_decisions, method.learning.initial_decisions
+        if self.sampling == "any" or length is None:
+            return super().check_episodes(method, spec)
+        # The released sampler leaves out the last two starts of each episode and the running one.
+        if self.horizon + 2 > length:
+            raise KstepError(
+                f"'{method.name}' learns from sequences of {self.horizon} decisions that end two "
+                f"before an episode's end (method.auxiliary.sampling=released), but episodes have "
+                f"{length} decisions"
+            )
+        if initial < length:
+            raise KstepError(
+                f"'{method.name}' learns from completed episodes only (method.auxiliary.sampling="
+                f"released), but episodes take {length} decisions and learning starts after "
+                f"{initial}. Set method.learning.initial_decisions to {length} or more, or "
+                "method.auxiliary.sampling=any"
+            )
+
 
 class AuxiliaryTask(nn.Module, abc.ABC):
     """A loss that shapes an encoder. Knows latents, actions, rewards; not actors or critics.
@@ -74,15 +173,10 @@ class AuxiliaryTask(nn.Module, abc.ABC):
     from observations to latents will do.
     """
 
-    horizon: int = 0
-    """Consecutive decisions one sample must span. 0: the very views that the reinforcement-learning
-    loss is using, as a sequence of one transition."""
     sees: Literal["latent", "features"] = "latent"
     """Which stage of the encoder `encode` is."""
-    sees_slow: Literal["latent", "features"] | None = None
-    """Likewise for `encode_slow`; None: as `sees`."""
-    second_view: bool = False
-    """Whether the batch must hold another random view of its first observation."""
+    sees_slow: Literal["latent", "features"] = "latent"
+    """Likewise for `encode_slow`."""
     slow_encoder_rate: float | None = None
     """Rate of a slow encoder of the task's own, stepped after each of its updates; None: it uses
     the agent's, which is also the slow critic's."""
@@ -110,8 +204,11 @@ class AuxiliaryTask(nn.Module, abc.ABC):
         """Adam's L2 penalty for some of the learned heads, by name."""
         return {}
 
+    constrained: bool = False
+    """Whether something must hold of the learned heads that an optimizer does not keep."""
+
     def constrain(self) -> None:
-        """Restore in place what must hold of the learned heads; called after each of their steps.
+        """Restore it in place; called after each of their steps where `constrained`.
 
         The only place where a task writes its own weights: neither a loss nor a reward may.
         """

@@ -29,7 +29,8 @@ from torch import Tensor, nn
 
 from kstep.auxiliary.base import AuxiliaryConfig, AuxiliaryTask, Draws, Shapes
 from kstep.nets.init import Init, initialize
-from kstep.types import Encode, KstepError, Metrics, SequenceBatch
+from kstep.types import Encode, Metrics, SequenceBatch
+from kstep.values import Fraction, Positive, Rate
 
 
 @dataclass(frozen=True)
@@ -37,16 +38,17 @@ class CEBConfig(AuxiliaryConfig):
     """PI-SAC's choices; the defaults are the released code's."""
 
     kind: ClassVar[str] = "ceb"
+    shares_windows: ClassVar[bool] = True
 
-    future: int = 3
+    future: Positive = 3
     """Decisions from x to y. As many as stacked frames, so that the two have no frame in common."""
-    beta: float = 0.01
+    beta: Rate = 0.01
     """Price of what z knows beyond the future; constant."""
-    second_weight: float = 0.6
+    second_weight: Rate = 0.6
     """Share of beta for the same price at y1, which makes z vary smoothly in time."""
-    z_dim: int = 50
-    hidden: int = 128
-    backward_rate: float = 0.05
+    z_dim: Positive = 50
+    hidden: Positive = 128
+    backward_rate: Fraction = 0.05
     """EMA rate of the backward encoder, a slow copy of the encoder for this task alone."""
     init: Init = "glorot"
     """Of the heads' hidden layers."""
@@ -96,10 +98,7 @@ class CEB(AuxiliaryTask):
 
     def __init__(self, config: CEBConfig, latent_dim: int, action_dim: int) -> None:
         super().__init__()
-        if config.future < 1:
-            raise KstepError(f"future must be at least 1, not {config.future}")
         self.config = config
-        self.horizon = config.horizon
         self.slow_encoder_rate = config.backward_rate
         self.forward_head = GaussianHead(config, latent_dim + config.future * action_dim)
         self.backward_head = GaussianHead(config, latent_dim + config.future)
@@ -153,7 +152,7 @@ class CEB(AuxiliaryTask):
     def noise(self, like: Tensor) -> Tensor:
         """Draw standard normal noise; never the same twice."""
         generator = self.draws.next()
-        return torch.randn(like.shape, generator=generator, device=like.device)
+        return torch.randn(like.shape, generator=generator, device=like.device, dtype=like.dtype)
 
 
 def log_density(z: Tensor, mean: Tensor) -> Tensor:

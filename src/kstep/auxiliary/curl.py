@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kstep.auxiliary.base import AuxiliaryConfig, AuxiliaryTask, Shapes
-from kstep.types import Encode, KstepError, Metrics, SequenceBatch
+from kstep.types import Encode, Metrics, SequenceBatch
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class CURLConfig(AuxiliaryConfig):
     """CURL leaves nothing to choose: its only head is as wide as the latent."""
 
     kind: ClassVar[str] = "curl"
+    second_view: ClassVar[bool] = True
 
     def build(self, shapes: Shapes) -> AuxiliaryTask:
         return CURL(shapes.latent_dim)
@@ -40,8 +41,6 @@ class CURLConfig(AuxiliaryConfig):
 
 class CURL(AuxiliaryTask):
     """The task with its head, the bilinear similarity W."""
-
-    second_view = True
 
     def __init__(self, latent_dim: int) -> None:
         super().__init__()
@@ -59,8 +58,6 @@ class CURL(AuxiliaryTask):
         layers: Sequence[nn.Module] = (),
     ) -> tuple[Tensor, Metrics]:
         """The loss over the first of `batch.observation` (B, T + 1, S, ...) and `second_view`."""
-        if batch.second_view is None:
-            raise KstepError("CURL compares two views of an observation; the batch holds one")
         with torch.no_grad():
             positive = encode_slow(batch.second_view)
         logits = self.logits(encode(batch.observation[:, 0]), positive)

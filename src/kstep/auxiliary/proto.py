@@ -21,16 +21,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
+import annotated_types as at
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kstep.auxiliary.base import AuxiliaryConfig, AuxiliaryTask, Draws, RewardSource, Shapes
-from kstep.nets.ema import Ema, slow_copy
 from kstep.nets.init import Init, initialize
+from kstep.optimizers import Ema, slow_copy
 from kstep.types import Encode, KstepError, Metrics, SequenceBatch
+from kstep.values import Positive
+
+if TYPE_CHECKING:
+    from kstep.methods.base import Method
 
 
 @dataclass(frozen=True)
@@ -40,15 +45,15 @@ class ProtoConfig(AuxiliaryConfig):
     kind: ClassVar[str] = "proto"
     rewards: ClassVar[bool] = True
 
-    projection_dim: int = 128
-    predictor_hidden: int = 512
-    prototypes: int = 512
-    temperature: float = 0.1
-    sinkhorn_iterations: int = 3
+    projection_dim: Positive = 128
+    predictor_hidden: Positive = 512
+    prototypes: Positive = 512
+    temperature: Annotated[float, at.Gt(0.0)] = 0.1
+    sinkhorn_iterations: Positive = 3
     """The released code has a setting for this and ignores it: always 3."""
-    queue: int = 2048
+    queue: Positive = 2048
     """How many visited places the reward remembers."""
-    neighbour: int = 3
+    neighbour: Positive = 3
     """Which nearest remembered place the reward measures the distance to."""
     init: Init = "orthogonal"
 
@@ -58,11 +63,21 @@ class ProtoConfig(AuxiliaryConfig):
     def shrunk(self) -> ProtoConfig:
         return replace(self, projection_dim=16, predictor_hidden=16, prototypes=16, queue=64)
 
+    def check(self, method: Method) -> None:
+        super().check(method)
+        if not self.neighbour <= self.prototypes <= self.queue:
+            raise KstepError(
+                "every update remembers one place per prototype: neighbour <= prototypes <= queue "
+                f"must hold, not {self.neighbour}, {self.prototypes}, {self.queue}"
+            )
+
 
 class Proto(AuxiliaryTask, RewardSource):
     """The task with its heads: projector Psi and its slow copy, predictor P, prototypes C."""
 
     sees = "features"
+    sees_slow = "features"
+    constrained = True
 
     queue: Tensor
     enqueued: Tensor
@@ -70,11 +85,6 @@ class Proto(AuxiliaryTask, RewardSource):
     def __init__(self, config: ProtoConfig, feature_dim: int, *, ema_rate: float) -> None:
         """`ema_rate` of the slow projector, in the released code a part of the slow encoder."""
         super().__init__()
-        if not 1 <= config.neighbour <= config.prototypes <= config.queue:
-            raise KstepError(
-                "every update remembers one place per prototype: neighbour <= prototypes <= queue "
-                f"must hold, not {config.neighbour}, {config.prototypes}, {config.queue}"
-            )
         self.config = config
         self.ema_rate = ema_rate
         width = config.projection_dim
@@ -89,7 +99,7 @@ class Proto(AuxiliaryTask, RewardSource):
         self.constrain()
         self.slow_projector = slow_copy(self.projector)
         self.register_buffer("queue", torch.zeros(config.queue, width))
-        # Vectors ever enqueued: tells where the ring goes on and how much of it is filled.
+        # Vectors ever enqueued: says where the ring continues and how much of it is filled.
         self.register_buffer("enqueued", torch.zeros((), dtype=torch.int64))
         self.draws = Draws()
 

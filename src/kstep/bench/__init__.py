@@ -1,22 +1,18 @@
 """How fast a learning step is, what it spends its time on, and whether that keeps our promises.
 
-In: sections to measure and a size. Out: tables, a JSON file and a figure. Everything that is timed
-is timed in turns, round after round, so that whatever else the machine does happens to all of it
-alike; what is reported are medians and ratios of medians. See docs/speed.md.
+In: sections to measure and a size. Out: tables, a JSON file and a figure. Everything is timed in
+turns, round after round, so that other load on the machine affects all of it alike; medians and
+ratios of medians are reported. See docs/speed.md.
 
-sizes.py       how large, how often; the sections
+options.py     what to measure, how long; sizes.py: how large
 timing.py      work in turns, medians
 steps.py       learning steps: agents, filled replays, the plain reference of benchmarks/plain.py
 parts.py       what one learning step spends its time on; how much it convolves
 encoder.py     the encoder alone, by PyTorch and by our kernels; matrix products
-memory.py      a full replay and a whole training process, in a process of their own
-renderers.py   stepping and drawing an environment
+memory.py      a full replay and a complete training process, in a process of their own
+renderers.py   stepping and rendering an environment
 results.py     medians to results, results to promises
 report.py      results as tables; figure.py: as a picture
 measure.py     all of it in one run
+doctor.py      whether this machine can train at all
 """
-
-from __future__ import annotations
-
-from kstep.bench.measure import Options as Options
-from kstep.bench.measure import bench as bench

@@ -1,61 +1,34 @@
-"""The encoder alone, by PyTorch and by our kernels; the matrix product both are held against."""
+"""The encoder alone, by PyTorch and by our kernels; a matrix product as the reference for both."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 import torch
-from torch import Tensor
 
 from kstep.bench.sizes import Size
-from kstep.bench.timing import Candidate
+from kstep.bench.timing import Candidate, Work, name_of
 from kstep.native import Backend
 from kstep.native.choice import Trial
-from kstep.nets.encoder import native_shape
 
 STRIDES = {"encoder": (2, 1, 1, 1), "compact encoder": (2, 2, 1, 1)}
 WAYS = ("forward", "forward + backward")
 
 
-def pass_name(encoder: str, way: str, backend: Backend, threads: int) -> str:
-    return f"{encoder}, {way}/{backend}/{threads}"
-
-
 def passes(size: Size, backends: tuple[Backend, ...], threads: int) -> list[Candidate]:
     """One batch through each encoder: forward without a graph, and forward and backward."""
-    method = size.experiment("ksl").method
+    batch = size.experiment("ksl").method.learning.batch_size
     found = []
     for name, strides in STRIDES.items():
-        frame = (method.image_size, method.image_size, 3)
-        shape = native_shape(method.encoder, frame, method.stack)
-        assert shape is not None
-        shape = type(shape)(shape.frames, shape.height, shape.width, shape.colours, strides)
-        trial = Trial(shape, method.learning.batch_size)
+        trial = Trial(replace(size.encoder_shape(), strides=strides), batch)
         for backend in backends:
             features = trial.by_native if backend == "native" else trial.by_torch
-            forward, both = WAYS
-            found += [
-                Candidate(pass_name(name, forward, backend, threads), _alone(features), 1, threads),
-                Candidate(
-                    pass_name(name, both, backend, threads), _both(trial, features), 1, threads
-                ),
-            ]
+            works: list[Work] = [torch.no_grad()(features), partial(trial.both_ways, features)]
+            for way, work in zip(WAYS, works, strict=True):
+                label = name_of(f"{name}, {way}", backend, threads)
+                found.append(Candidate(label, work, threads=threads))
     return found
-
-
-def _alone(features: Callable[[], Tensor]) -> Callable[[], None]:
-    def work() -> None:
-        with torch.no_grad():
-            features()
-
-    return work
-
-
-def _both(trial: Trial, features: Callable[[], Tensor]) -> Callable[[], None]:
-    def work() -> None:
-        trial.both_ways(features)
-
-    return work
 
 
 def product_name(threads: int) -> str:
@@ -63,9 +36,9 @@ def product_name(threads: int) -> str:
 
 
 def product(size: Size, threads: int) -> Candidate:
-    """A large product of float32 matrices: what the processor reaches where nothing is in the way.
+    """A large product of float32 matrices: what the processor can reach.
 
-    Some runs of it, so that a quick processor does not outrun the clock.
+    Several in a row, so that the clock resolves them on a fast processor.
     """
     n, count = size.matrix, 4
     draw = torch.Generator().manual_seed(0)
@@ -77,7 +50,3 @@ def product(size: Size, threads: int) -> Candidate:
             torch.mm(left, right, out=out)
 
     return Candidate(product_name(threads), work, count, threads)
-
-
-def product_flops(size: Size) -> int:
-    return 2 * size.matrix**3

@@ -2,39 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-
+from kstep.analysis.curves import canvas
 from kstep.bench.parts import PARTS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 COLOURS = {"torch": "#2c6fbb", "native": "#c0392b"}
 PART_COLOURS = ("#7f8c8d", "#bdc3c7", "#2c6fbb", "#e67e22", "#8e44ad", "#27ae60")
 
 
 def draw(document: dict[str, Any], path: Path) -> bool:
-    """Write what was measured of: methods, the split, rates of convolution, growth.
+    """Write panels for methods, the split, rates of convolution and growth, if measured.
 
-    Returns whether there was any of it.
+    Returns whether there was any of them.
     """
-    panels = [
-        (section, panel)
-        for section, panel in (
-            ("methods", _methods),
-            ("split", _split),
-            ("convolutions", _convolutions),
-            ("cost", _cost),
-        )
-        if document.get(section)
-    ]
+    every: tuple[tuple[str, Callable[[Axes, Any], None]], ...] = (
+        ("methods", _methods),
+        ("split", _split),
+        ("convolutions", _convolutions),
+        ("cost", _cost),
+    )
+    panels = [(section, panel) for section, panel in every if document.get(section)]
     if not panels:
         return False
     rows = (len(panels) + 1) // 2
-    figure = Figure(figsize=(12, 4.5 * rows), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = canvas(12, 4.5 * rows)
     for number, (section, panel) in enumerate(panels, start=1):
         axes = figure.add_subplot(rows, 2, number)
         panel(axes, document[section])
@@ -48,13 +45,9 @@ def draw(document: dict[str, Any], path: Path) -> bool:
 def _methods(axes: Axes, rows: list[dict[str, Any]]) -> None:
     methods = list(dict.fromkeys(row["method"] for row in rows))
     backends = list(dict.fromkeys(row["backend"] for row in rows))
-    width = 0.8 / len(backends)
-    for i, backend in enumerate(backends):
-        values = [row["normalized"] for row in rows if row["backend"] == backend]
-        places = [place + i * width for place in range(len(methods))]
-        axes.bar(places, values, width, color=COLOURS[backend], label=backend)
+    heights = {b: [row["normalized"] for row in rows if row["backend"] == b] for b in backends}
+    middle = _bars(axes, methods, heights, rotation=60, ha="right")
     paper = {row["method"]: row["paper"] for row in rows if row["paper"] is not None}
-    middle = 0.4 - width / 2
     axes.plot(
         [methods.index(method) + middle for method in paper],
         list(paper.values()),
@@ -63,11 +56,19 @@ def _methods(axes: Axes, rows: list[dict[str, Any]]) -> None:
         markersize=16,
         label="paper",
     )
-    axes.set_xticks(
-        [place + middle for place in range(len(methods))], methods, rotation=60, ha="right"
-    )
     axes.set_ylabel("learning step, over sac_pixel's")
     axes.legend(frameon=False)
+
+
+def _bars(axes: Axes, names: Sequence[str], heights: dict[str, list[float]], **text: Any) -> float:
+    """Draw a group of bars per name, one per backend; return the middle of the first group."""
+    width = 0.8 / len(heights)
+    for i, (backend, values) in enumerate(heights.items()):
+        positions = [position + i * width for position in range(len(names))]
+        axes.bar(positions, values, width, color=COLOURS[backend], label=backend)
+    middle = 0.4 - width / 2
+    axes.set_xticks([position + middle for position in range(len(names))], names, **text)
+    return middle
 
 
 def _split(axes: Axes, split: dict[str, Any]) -> None:
@@ -83,13 +84,9 @@ def _split(axes: Axes, split: dict[str, Any]) -> None:
 
 def _convolutions(axes: Axes, found: dict[str, Any]) -> None:
     ways = ("forward", "backward", "all")
-    width = 0.8 / len(found["backends"])
-    for i, (backend, row) in enumerate(found["backends"].items()):
-        values = [row["gflops"][way] for way in ways]
-        places = [place + i * width for place in range(len(ways))]
-        axes.bar(places, values, width, color=COLOURS[backend], label=backend)
+    rates = {b: [row["gflops"][way] for way in ways] for b, row in found["backends"].items()}
+    _bars(axes, ways, rates)
     axes.axhline(found["product_gflops"], color="black", linestyle="--", label="matrix product")
-    axes.set_xticks([place + 0.4 - width / 2 for place in range(len(ways))], ways)
     axes.set_ylabel("convolutions of a ksl step, GFLOP/s")
     axes.legend(frameon=False, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0))
 

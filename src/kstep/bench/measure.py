@@ -1,67 +1,41 @@
-"""One run of the benchmark: what to measure, in turns, and where to put what was found."""
+"""One run of the benchmark: measure in turns, print, write."""
 
 from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from kstep import envs, native, system
-from kstep.bench import encoder, memory, renderers, report, steps
-from kstep.bench.results import Measured, results
-from kstep.bench.sizes import PAPER, QUICK, SECTIONS, Section, Size
-from kstep.bench.steps import COMPACT, KSL, RELEASED, Reading, Steps
+from kstep import envs, native, values
+from kstep.bench import encoder, figure, memory, renderers, report, steps
+from kstep.bench.options import Options, Section
+from kstep.bench.results import Measurements, results
+from kstep.bench.sizes import PAPER, QUICK, Size
+from kstep.bench.steps import COMPACT, KSL, RELEASED, Steps, Workload
 from kstep.bench.timing import Candidate, Times, interleave
 from kstep.files import write_json
 from kstep.native import Backend
-from kstep.nets.encoder import require_native
+from kstep.run import system
+from kstep.run.progress import say
 from kstep.types import KstepError
-
-
-@dataclass(frozen=True)
-class Options:
-    """What to measure and how long."""
-
-    only: tuple[Section, ...] = ()
-    """Sections; none: all."""
-    threads: tuple[int, ...] = ()
-    """Numbers of threads; none: 1 and all cores. Where one will do, it is the largest."""
-    rounds: int | None = None
-    """None: what the size says."""
-    backend: Literal["both", "torch", "native"] = "both"
-    quick: bool = False
-    """A small size and few rounds: whether it works, not how fast it is."""
-    out: Path | None = None
-    """None: bench.json here, or a dated name where that is taken."""
-
-    @property
-    def size(self) -> Size:
-        return QUICK if self.quick else PAPER
-
-    @property
-    def sections(self) -> tuple[Section, ...]:
-        return tuple(section for section in SECTIONS if not self.only or section in self.only)
 
 
 def bench(options: Options, console: Console) -> dict[str, Any]:
     """Measure, print, and write the JSON file and the figure beside it."""
+    values.check(options)
     out = _free(options.out)
-    _refuse_impossible(options)
     system.keep_freed_memory()
-    run = _Run(options)
-    for notice in run.notices:
-        console.print(notice, highlight=False)
-    found = run.measured(console)
+    run = _Run(options, console)
+    found = run.measured()
     document = {
         "format": 1,
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
-        "size": options.size.name,
+        "size": run.size.preset,
         "rounds": run.rounds,
         "threads": list(run.threads),
         "backends": list(run.backends),
@@ -71,149 +45,120 @@ def bench(options: Options, console: Console) -> dict[str, Any]:
         **results(found),
         "times": found.times.state(),
     }
-    write_json(out, document)  # first: minutes of measuring must survive whatever follows
+    write_json(out, document)  # first: minutes of measuring must not be lost
     report.show(document, console)
-    from kstep.bench import figure  # a plotting library is no part of what is measured
-
     picture = out.with_suffix(".png")
     drawn = figure.draw(document, picture)
-    console.print(f"written: {out}" + (f" and {picture}" if drawn else ""), highlight=False)
+    say(console, f"written: {out}" + (f" and {picture}" if drawn else ""))
     return document
 
 
-@dataclass
 class _Run:
-    options: Options
-    notices: list[str] = field(default_factory=list)
+    """What one run of the benchmark measures, and how."""
 
-    def __post_init__(self) -> None:
-        options = self.options
-        self.size = options.size
+    def __init__(self, options: Options, console: Console) -> None:
+        self.options, self.console = options, console
+        self.notices: list[str] = []
+        self.size = QUICK if options.quick else PAPER
         cores = len(os.sched_getaffinity(0))
         self.threads = tuple(sorted(set(options.threads or (1, cores))))
-        self.rounds = self.size.rounds if options.rounds is None else options.rounds
+        self.most = max(self.threads)
+        self.rounds = options.rounds or self.size.rounds
         self.backends = self._backends()
         self.steps = Steps(self.size)
-        method = self.size.experiment("ksl").method
-        self.ks = {k: steps.with_k(k) for k in self.size.ks}
-        usual = method.learning.batch_size
-        self.batches = {n: steps.with_batch(n, usual) for n in self.size.batches}
 
-    def measured(self, console: Console) -> Measured:
-        sections = self.options.sections
-        most, usual = max(self.threads), self.backends[-1]
-        # First, while this process is small: the two must fit side by side.
-        taken = memory.measure(self.size, usual, most) if "memory" in sections else None
-        if taken and taken["notice"]:
-            self._note(f"memory {taken['notice']}", console)
-        said = len(self.notices)
-        candidates = {c.name: c for section in sections for c in self._candidates(section)}
-        for notice in self.notices[said:]:
-            console.print(notice, highlight=False)
-        times = self._in_turns(list(candidates.values()), console)
-        seen = self.steps.agent(KSL)
-        return Measured(
-            times=times,
-            threads=self.threads,
-            backends=self.backends,
-            readings=steps.readings(),
-            ks=self.ks,
-            batches=self.batches,
-            memory=taken,
-            product_flops=encoder.product_flops(self.size),
-            convolution_inputs=seen.method.stack * seen.spec.frame_shape[2],
-            convolution_maps=seen.encoder.map_shapes,
-        )
+    def measured(self) -> Measurements:
+        taken = None
+        if "memory" in self.options.sections:
+            # First, while this process is small: both must fit into memory at once.
+            taken = memory.measure(self.size, self.backends[-1], self.most)
+            if taken["notice"]:
+                self._note(f"memory {taken['notice']}")
+        # What several sections need is measured once.
+        found = [c for section in self.options.sections for c in self._candidates(section)]
+        times = self._in_turns(list({candidate.name: candidate for candidate in found}.values()))
+        return Measurements(times, self.size, self.threads, self.backends, taken)
+
+    def _note(self, text: str) -> None:
+        self.notices.append(text)
+        say(self.console, text)
 
     def _candidates(self, section: Section) -> list[Candidate]:
-        """What a section needs; sections may need the same, which is then measured once."""
-        most = max(self.threads)
+        """Return what a section needs."""
         if section == "methods":
-            return self._steps(steps.readings(), self.backends)
+            return self._steps(steps.METHODS)
         if section == "split":
-            found = [self.steps.split(KSL, backend, most) for backend in self.backends]
-            found += [self.steps.sequences(KSL, most), encoder.product(self.size, most)]
-            found += self._steps([KSL], self.backends)
-            # The renderer a run uses unless told otherwise; no notice if that is coming anyway.
-            quiet = "renderers" in self.options.sections
-            note = (lambda text: None) if quiet else self.notices.append
-            only = renderers.usual()
-            return found + ([] if quiet else renderers.candidates(self.size, most, note, only))
+            found = [self.steps.split(KSL, backend, self.most) for backend in self.backends]
+            found += [self.steps.sequences(KSL, self.most), encoder.product(self.size, self.most)]
+            found += self._steps([KSL])
+            if "renderers" in self.options.sections:  # the default one is among all of them
+                return found
+            only = (renderers.USUAL,)
+            return found + renderers.candidates(self.size, self.most, self._note, only)
         if section == "encoder":
             return [
                 candidate
                 for threads in self.threads
                 for candidate in (
                     *encoder.passes(self.size, self.backends, threads),
-                    *self._steps([KSL, COMPACT], self.backends, threads),
+                    *self._steps([KSL, COMPACT], threads),
                 )
             ]
         if section == "plain":
-            plain = [self.steps.plain(reading, most) for reading in (KSL, RELEASED)]
+            plain = [self.steps.plain(workload, self.most) for workload in (KSL, RELEASED)]
             if None in plain:
-                self.notices.append(
-                    "plain reference: left out (benchmarks/plain.py is in a checkout, not in the "
-                    "installed package)"
+                self._note(
+                    "plain reference: left out (benchmarks/plain.py is not in the installed "
+                    "package, only in a checkout)"
                 )
                 return []
-            ours = self._steps([KSL, RELEASED], self.backends)
-            return [*ours, *(candidate for candidate in plain if candidate)]
+            return [*self._steps([KSL, RELEASED]), *filter(None, plain)]
         if section == "renderers":
-            return renderers.candidates(self.size, most, self.notices.append)
+            return renderers.candidates(self.size, self.most, self._note)
         if section == "cost":
-            cases = [*self.ks.values(), *self.batches.values()]
-            return self._steps(cases, self.backends[-1:])
+            return [
+                self.steps.step(workload, self.backends[-1], self.most)
+                for cases in steps.cost_cases(self.size).values()
+                for workload in cases.values()
+            ]
         return []
 
-    def _steps(
-        self, readings: list[Reading], backends: tuple[Backend, ...], threads: int | None = None
-    ) -> list[Candidate]:
-        number = threads or max(self.threads)
+    def _steps(self, workloads: list[Workload], threads: int | None = None) -> list[Candidate]:
         return [
-            self.steps.step(reading, backend, number)
-            for reading in readings
-            for backend in backends
+            self.steps.step(workload, backend, threads or self.most)
+            for workload in workloads
+            for backend in self.backends
         ]
 
     def _backends(self) -> tuple[Backend, ...]:
-        """Those asked for; the last is what a run would use."""
+        """Return the requested ones; the last is what a run would use."""
         if self.options.backend == "torch":
             return ("torch",)
-        method = self.size.experiment("ksl").method
-        frame = (method.image_size, method.image_size, 3)
         try:
-            require_native(method.encoder, frame, method.stack)
+            native.kernels()
         except native.Unavailable as error:
             if self.options.backend == "native":
                 raise
-            self.notices.append(f"native encoder: left out ({error})")
+            self._note(f"native encoder: left out ({error})")
             return ("torch",)
         return ("native",) if self.options.backend == "native" else ("torch", "native")
 
-    def _in_turns(self, candidates: list[Candidate], console: Console) -> Times:
-        number = len(candidates)
-        console.print(f"{number} things to time, {self.rounds} rounds in turns", highlight=False)
+    def _in_turns(self, candidates: list[Candidate]) -> Times:
+        say(self.console, f"{len(candidates)} measurements in turns, {self.rounds} rounds")
         started = time.monotonic()
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-        with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
-            warmed: set[str] = set()
+        with Progress(
+            *columns, TimeElapsedColumn(), console=self.console, transient=True
+        ) as progress:
             task = progress.add_task("warming up", total=(self.rounds + 1) * len(candidates))
 
             def before(number: int, candidate: Candidate) -> None:
-                if number == 0:
-                    warmed.add(candidate.name)
-                elif warmed:
-                    warmed.clear()
-                    seconds = time.monotonic() - started
-                    progress.console.print(f"a round takes {seconds:.0f} s", highlight=False)
+                if progress.tasks[task].completed == len(candidates):
+                    say(progress.console, f"a round takes {time.monotonic() - started:.0f} s")
                 what = f"round {number} of {self.rounds}" if number else "warming up"
                 progress.update(task, description=f"{what}: {candidate.name}", advance=1)
 
             return interleave(candidates, self.rounds, before=before)
-
-    def _note(self, text: str, console: Console) -> None:
-        self.notices.append(text)
-        console.print(text, highlight=False)
 
 
 def _rendering(size: Size) -> str:
@@ -223,15 +168,8 @@ def _rendering(size: Size) -> str:
         return f"rendering: none ({error})"
 
 
-def _refuse_impossible(options: Options) -> None:
-    if options.rounds is not None and options.rounds < 1:
-        raise KstepError(f"--rounds must be at least 1, not {options.rounds}")
-    if any(number < 1 for number in options.threads):
-        raise KstepError(f"--threads must be at least 1, not {min(options.threads)}")
-
-
 def _free(out: Path | None) -> Path:
-    """A file that is not there yet, nor its figure; what was asked for by name must be free."""
+    """Return a file that does not exist, nor its figure; raise if the requested one exists."""
     path = out or Path("bench.json")
     if path.suffix != ".json":
         raise KstepError(f"--out must end in .json, not {path.name}: the figure goes beside it")
@@ -239,5 +177,5 @@ def _free(out: Path | None) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
     if out is not None:
-        raise KstepError(f"{out} or its figure is there already: choose another --out")
+        raise KstepError(f"{out} or its figure exists already: choose another --out")
     return Path(f"bench-{datetime.now(UTC):%Y%m%d-%H%M%S}.json")

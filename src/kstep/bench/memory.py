@@ -1,13 +1,12 @@
-"""How much memory a full replay and a whole training process really take.
+"""How much memory a full replay and a complete training process take.
 
-Run as `python -m kstep.bench.memory`, in a process of its own: what a process has resident depends
-on all it ever did. It fills a replay to the last decision, makes an environment to train in and one
-to evaluate in, takes a few learning steps and prints what the system says as JSON.
+Run as `python -m kstep.bench.memory`, in a process of its own: resident memory depends on
+everything a process did before. It fills a replay completely, makes one environment for training
+and one for evaluation, takes a few learning steps and prints the system's figures as JSON.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -15,22 +14,30 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
 
+from kstep import envs
+from kstep.agent import Agent
 from kstep.bench.sizes import PAPER, QUICK, Size
+from kstep.bench.steps import fill, spec_of
+from kstep.data.replay import Replay
+from kstep.data.ring import ReplayConfig
 from kstep.native import Backend
+from kstep.rng import Streams
+from kstep.run import system
 from kstep.types import KstepError
 
 STEPS = 4
 
 
 def measure(size: Size, backend: Backend, threads: int) -> dict[str, Any]:
-    """Let a process of its own find out."""
-    command = [sys.executable, "-m", "kstep.bench.memory"]
-    command += ["--size", size.name, "--backend", backend, "--threads", str(threads)]
+    """Measure in a separate process."""
+    what = json.dumps([size.preset, backend, threads])
+    command = [sys.executable, "-P", "-m", "kstep.bench.memory", what]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        said = done.stderr.strip().splitlines() or ["it said nothing"]
-        raise KstepError(f"the process that measures memory failed: {said[-1]}")
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise KstepError(f"the process that measures memory failed: {lines[-1]}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
@@ -40,9 +47,9 @@ def resident() -> int:
 
 
 def peak() -> int:
-    """The most that was ever resident.
+    """Return the largest resident size so far.
 
-    Not from getrusage, which counts what the parent had before this program began.
+    Not from getrusage, which includes that of the parent before this program began.
     """
     try:
         for line in Path("/proc/self/status").read_text().splitlines():
@@ -55,14 +62,6 @@ def peak() -> int:
 
 def here(size: Size, backend: Backend, threads: int) -> dict[str, Any]:
     """Measure in this process."""
-    import torch
-
-    from kstep import envs, system
-    from kstep.agent import Agent
-    from kstep.bench.steps import fill, spec_of
-    from kstep.replay import Replay, ReplayConfig
-    from kstep.rng import Streams
-
     system.keep_freed_memory()
     torch.set_num_threads(threads)
     experiment = size.experiment("ksl")
@@ -92,15 +91,6 @@ def here(size: Size, backend: Backend, threads: int) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--size", choices=[PAPER.name, QUICK.name], required=True)
-    parser.add_argument("--backend", choices=["torch", "native"], required=True)
-    parser.add_argument("--threads", type=int, required=True)
-    asked = parser.parse_args()
-    size = PAPER if asked.size == PAPER.name else QUICK
-    print(json.dumps(here(size, asked.backend, asked.threads)))
-
-
 if __name__ == "__main__":
-    main()
+    preset, backend, threads = json.loads(sys.argv[1])
+    print(json.dumps(here(PAPER if preset == PAPER.preset else QUICK, backend, threads)))

@@ -1,20 +1,21 @@
 """What a learning step spends its time on, and how much it convolves.
 
-The step itself knows nothing of being watched: while `measured` is open, the few functions that
-every step goes through are wrapped. Time belongs to the innermost part that is open; what no part
-claims is the heads' (everything behind the convolutions, forward and backward, and the losses).
+The step itself is not changed: inside `measured`, the few functions that every step calls are
+wrapped. Time is attributed to the innermost open part; what no part claims belongs to the heads
+(everything behind the convolutions, forward and backward, and the losses).
 
-Backward, the gradient's arrival tells the parts apart: it reaches the features when the heads are
-done, and what follows until `torch.autograd` returns is the encoder's. It reaches a convolution's
-output when that begins and its input when it is done.
+In the backward pass the arrival of gradients separates the parts: the gradient reaches the features
+when the heads are done, and what follows until `torch.autograd` returns is the encoder's. It
+reaches a convolution's output when that begins and its input when it is done.
 """
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,33 +25,42 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from kstep.augment import Augment
-from kstep.nets.ema import Ema
+from kstep import native
+from kstep.data.augment import Augment
+from kstep.data.replay import Replay
+from kstep.nets.backends import BFloat16Encoder, CompiledEncoder, NativeEncoder
 from kstep.nets.encoder import PixelEncoder
-from kstep.replay import Replay
+from kstep.optimizers import Ema
 
 PARTS = ("sample", "shift", "encode", "heads", "optimizer", "slow copies")
 FORWARD, BACKWARD = "forward images", "backward images"
 
 
 class Meter:
-    """A clock that always runs for exactly one part."""
+    """A clock that runs for exactly one part at any time."""
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
         self.images = {FORWARD: 0, BACKWARD: 0}
-        """Stacks that went through the convolutions, and whose gradient came back."""
+        """Stacks that went through the convolutions, and those with a gradient."""
         self._now = now
         self._open = ["heads"]
         self._since = now()
 
     @property
-    def depth(self) -> int:
-        return len(self._open)
-
-    @property
     def part(self) -> str:
         return self._open[-1]
+
+    @contextmanager
+    def during(self, part: str | None = None) -> Iterator[None]:
+        """Attribute time to a part, or still to the open one, and close what was opened inside."""
+        depth = len(self._open)
+        self.enter(part or self.part)
+        try:
+            yield
+        finally:
+            self._turn()
+            del self._open[depth:]
 
     def enter(self, part: str) -> None:
         self._turn()
@@ -60,24 +70,17 @@ class Meter:
         self._turn()
         self._open.pop()
 
-    def leave_to(self, depth: int) -> None:
-        """Close whatever was opened since."""
+    def results(self) -> dict[str, float]:
+        """Return milliseconds by part, of the convolutions by direction, and images."""
         self._turn()
-        del self._open[depth:]
-
-    def found(self) -> dict[str, float]:
-        """Milliseconds by part, the convolutions among them by direction, and images."""
-        self._turn()
-        ms = {part: 1000 * seconds for part, seconds in self.seconds.items()}
-        ways = ("forward", "backward")
-        convolving = {f"convolve {way}": ms.pop(f"convolve {way}", 0.0) for way in ways}
-        around = {f"encode {way}": ms.pop(f"encode {way}", 0.0) for way in ways}
-        whole = {f"encode {w}": around[f"encode {w}"] + convolving[f"convolve {w}"] for w in ways}
-        if not any(convolving.values()):
-            # Our kernels do it all at once: conversion, convolution and ReLU cannot be told apart.
-            convolving = {f"convolve {way}": whole[f"encode {way}"] for way in ways}
-        parts = {part: ms.get(part, 0.0) for part in PARTS} | {"encode": sum(whole.values())}
-        return {**parts, **whole, **convolving, **self.images}
+        ms = defaultdict(float, {part: 1000 * spent for part, spent in self.seconds.items()})
+        found = {part: ms[part] for part in PARTS} | self.images
+        for way in ("forward", "backward"):
+            found[f"encode {way}"] = ms[f"encode {way}"] + ms[f"convolve {way}"]
+            found["encode"] += found[f"encode {way}"]
+            # Our kernels are one call: conversion, convolution and ReLU cannot be timed separately.
+            found[f"convolve {way}"] = ms[f"convolve {way}"] or found[f"encode {way}"]
+        return found
 
     def _turn(self) -> None:
         now = self._now()
@@ -87,26 +90,25 @@ class Meter:
 
 @contextmanager
 def measured() -> Iterator[Meter]:
-    """Measure every learning step that is taken inside."""
+    """Measure every learning step inside the block."""
     meter = Meter()
-    wraps = [
-        (Replay, "transitions", _timed(meter, "sample")),
-        (Replay, "sequences", _timed(meter, "sample")),
-        (Ema, "step", _timed(meter, "slow copies")),
-        (PixelEncoder, "features", _encoding(meter)),
-        (nn.Conv2d, "forward", _convolving(meter)),
-        (torch.autograd, "grad", _returning(meter)),
-        (torch.autograd, "backward", _returning(meter)),
-        *(
-            (kind, name, _timed(meter, "shift"))
-            for kind in (Augment, *Augment.__subclasses__())
-            for name in ("train_view", "train_pair")
-            if name in vars(kind)
-        ),
+    wraps: list[tuple[Any, str, Callable[[Function], Function]]] = [
+        (Replay, "sequences", meter.during("sample")),
+        (Ema, "step", meter.during("slow copies")),
+        (nn.Conv2d, "forward", partial(_convolving, meter)),
+        (torch.autograd, "grad", meter.during()),
+        (torch.autograd, "backward", meter.during()),
     ]
+    for encoder in (PixelEncoder, NativeEncoder, CompiledEncoder, BFloat16Encoder):
+        wraps.append((encoder, "features", partial(_encoding, meter)))
+    for augment in (Augment, *Augment.__subclasses__()):
+        if "train_view" in vars(augment):
+            wraps.append((augment, "train_view", meter.during("shift")))
     with ExitStack() as stack:
         for owner, name, wrap in wraps:
-            stack.enter_context(_replaced(owner, name, wrap))
+            original = vars(owner)[name]
+            stack.callback(setattr, owner, name, original)
+            setattr(owner, name, wrap(original))
         for handle in (
             register_optimizer_step_pre_hook(lambda *_: meter.enter("optimizer")),
             register_optimizer_step_post_hook(lambda *_: meter.leave()),
@@ -118,96 +120,51 @@ def measured() -> Iterator[Meter]:
 Function = Callable[..., Any]
 
 
-@contextmanager
-def _replaced(owner: Any, name: str, wrap: Callable[[Function], Function]) -> Iterator[None]:
-    original = vars(owner)[name]
-    setattr(owner, name, wrap(original))
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
+def _encoding(meter: Meter, original: Function) -> Function:
+    timed = meter.during("encode forward")(original)
+
+    def call(self: PixelEncoder, observation: Tensor) -> Tensor:
+        if meter.part == "encode forward":  # one way to compute features calls another
+            return original(self, observation)  # type: ignore[no-any-return]
+        features: Tensor = timed(self, observation)
+        meter.images[FORWARD] += len(observation)
+
+        def arrived(gradient: Tensor) -> None:
+            meter.images[BACKWARD] += len(observation)
+            meter.enter("encode backward")
+
+        if features.requires_grad:
+            features.register_hook(arrived)  # type: ignore[no-untyped-call]
+        return features
+
+    return call
 
 
-def _timed(meter: Meter, part: str) -> Callable[[Function], Function]:
-    def wrap(original: Function) -> Function:
-        def call(*arguments: Any, **options: Any) -> Any:
-            meter.enter(part)
-            try:
-                return original(*arguments, **options)
-            finally:
-                meter.leave()
+def _convolving(meter: Meter, original: Function) -> Function:
+    timed = meter.during("convolve forward")(original)
 
-        return call
+    def call(self: nn.Conv2d, x: Tensor) -> Tensor:
+        if meter.part != "encode forward":  # a head's convolution
+            return original(self, x)  # type: ignore[no-any-return]
+        y: Tensor = timed(self, x)
+        if y.requires_grad:
+            y.register_hook(lambda _: meter.enter("convolve backward"))  # type: ignore[no-untyped-call]
+        if x.requires_grad:
+            x.register_hook(lambda _: meter.leave())  # type: ignore[no-untyped-call]
+        return y
 
-    return wrap
-
-
-def _encoding(meter: Meter) -> Callable[[Function], Function]:
-    def wrap(original: Function) -> Function:
-        timed = _timed(meter, "encode forward")(original)
-
-        def call(self: PixelEncoder, observation: Tensor) -> Tensor:
-            features: Tensor = timed(self, observation)
-            meter.images[FORWARD] += len(observation)
-
-            def arrived(gradient: Tensor) -> None:
-                meter.images[BACKWARD] += len(observation)
-                meter.enter("encode backward")
-
-            if features.requires_grad:
-                features.register_hook(arrived)  # type: ignore[no-untyped-call]
-            return features
-
-        return call
-
-    return wrap
+    return call
 
 
-def _convolving(meter: Meter) -> Callable[[Function], Function]:
-    def wrap(original: Function) -> Function:
-        timed = _timed(meter, "convolve forward")(original)
+def convolution_flops(shape: native.Shape) -> tuple[int, int]:
+    """Arithmetic of one image, forward and backward, of direct 3x3 convolutions.
 
-        def call(self: nn.Conv2d, x: Tensor) -> Tensor:
-            if meter.part != "encode forward":  # some head's convolution
-                return original(self, x)  # type: ignore[no-any-return]
-            y: Tensor = timed(self, x)
-            if y.requires_grad:
-                y.register_hook(lambda _: meter.enter("convolve backward"))  # type: ignore[no-untyped-call]
-            if x.requires_grad:
-                x.register_hook(lambda _: meter.leave())  # type: ignore[no-untyped-call]
-            return y
-
-        return call
-
-    return wrap
-
-
-def _returning(meter: Meter) -> Callable[[Function], Function]:
-    def wrap(original: Function) -> Function:
-        def call(*arguments: Any, **options: Any) -> Any:
-            depth = meter.depth
-            try:
-                return original(*arguments, **options)
-            finally:
-                meter.leave_to(depth)
-
-        return call
-
-    return wrap
-
-
-def convolution_flops(
-    inputs: int, maps: Sequence[tuple[int, ...]], kernel: int = 3
-) -> tuple[int, int]:
-    """Arithmetic of one image, forward and backward, convolved directly.
-
-    `inputs` channels lead to `maps`, (H, W, C) after each layer. A multiplication and an addition
-    count as two. Backward every layer has a weight gradient, and all but the first, whose input is
-    the image, an input gradient; each costs what the layer costs forward. However it is computed:
-    by this count an algorithm with fewer multiplications is simply faster.
+    A multiplication and an addition count as two. Backward, every layer has a weight gradient and
+    all but the first, whose input is the image, an input gradient; each costs what the layer costs
+    forward. The count does not depend on the algorithm: one with fewer multiplications is faster.
     """
-    layers = []
-    for height, width, channels in maps:
-        layers.append(2 * kernel**2 * inputs * channels * height * width)
+    layers, inputs = [], shape.frames * shape.colours
+    for height, width, channels in shape.maps():
+        layers.append(2 * 3**2 * inputs * channels * height * width)
         inputs = channels
     return sum(layers), 2 * sum(layers) - layers[0]

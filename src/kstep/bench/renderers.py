@@ -1,51 +1,32 @@
-"""Stepping and drawing the task, with every renderer there is."""
+"""Stepping and rendering the task, with every renderer."""
 
 from __future__ import annotations
 
-import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import get_args
 
 import numpy as np
 
 from kstep import envs
-from kstep.bench.sizes import TASK, Size
+from kstep.bench.sizes import Size
 from kstep.bench.timing import Candidate
 from kstep.envs import ControlEnv, EnvConfig
-from kstep.types import KstepError
+from kstep.types import KstepError, Renderer
 
-ONLY = "exact"
-"""What the one way to draw is called where there is nothing to choose."""
-
-
-def names() -> tuple[str, ...]:
-    """What `EnvConfig.renderer` may be, if it is there."""
-    annotation = typing.get_type_hints(EnvConfig).get("renderer")
-    return typing.get_args(annotation) or (ONLY,)
-
-
-def usual() -> str:
-    """What a run uses unless told otherwise."""
-    return str(getattr(EnvConfig(TASK), "renderer", ONLY))
-
-
-def configured(size: Size, name: str) -> EnvConfig:
-    config = size.experiment("ksl").env
-    if not hasattr(config, "renderer"):
-        return config
-    changes: dict[str, Any] = {"renderer": name}
-    return replace(config, **changes)
+NAMES: tuple[Renderer, ...] = get_args(Renderer)
+USUAL: Renderer = EnvConfig.renderer
+"""What a run uses by default."""
 
 
 def candidates(
-    size: Size, threads: int, notice: Callable[[str], None], only: str | None = None
+    size: Size, threads: int, notice: Callable[[str], None], names: Sequence[Renderer] = NAMES
 ) -> list[Candidate]:
-    """Frames drawn, and whole decisions: simulate, then draw. What cannot draw here is noted."""
+    """Frames, and complete decisions: simulate, then render. Renderers that fail are reported."""
     found = []
-    for name in names() if only is None else (only,):
+    for name in names:
         try:
-            env = envs.make(configured(size, name), seed=1)
+            env = envs.make(replace(size.experiment("ksl").env, renderer=name), seed=1)
             env.reset(seed=1)
         except (KstepError, ImportError) as error:
             notice(f"renderer {name}: left out ({error})")
@@ -54,19 +35,16 @@ def candidates(
     return found
 
 
-def draw_name(renderer: str) -> str:
-    return f"frame/{renderer}"
+def names_of(renderer: Renderer) -> tuple[str, str]:
+    """Return the names of what is timed: a frame, and a complete decision."""
+    return f"frame/{renderer}", f"decision/{renderer}"
 
 
-def decision_name(renderer: str) -> str:
-    return f"decision/{renderer}"
-
-
-def _of(env: ControlEnv, name: str, count: int, threads: int) -> list[Candidate]:
+def _of(env: ControlEnv, name: Renderer, count: int, threads: int) -> list[Candidate]:
     rng = np.random.default_rng(0)
     actions = env.action_space.shape or ()
 
-    def draw() -> None:
+    def render() -> None:
         for _ in range(count):
             env.current_frame()
 
@@ -76,7 +54,5 @@ def _of(env: ControlEnv, name: str, count: int, threads: int) -> list[Candidate]
             if terminated or truncated:
                 env.reset(seed=1)
 
-    return [
-        Candidate(draw_name(name), draw, count, threads),
-        Candidate(decision_name(name), decide, count, threads),
-    ]
+    works = zip(names_of(name), (render, decide), strict=True)
+    return [Candidate(label, work, count, threads) for label, work in works]

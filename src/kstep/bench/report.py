@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import groupby
 from typing import Any
 
 from rich import box
@@ -10,19 +11,22 @@ from rich.console import Console
 from rich.table import Table
 
 from kstep.bench.parts import PARTS
+from kstep.run.progress import say
+
+WAYS = ("forward", "backward", "all")
 
 
 def show(document: dict[str, Any], console: Console) -> None:
     """Print every section that was measured, promises last."""
     machine = document["system"]
     threads = ", ".join(map(str, document["threads"]))
-    console.print(
+    say(
+        console,
         f"{machine['processor']}; torch {machine['versions']['torch']}; threads {threads}; "
         f"medians of {document['rounds']} rounds in turns",
-        highlight=False,
     )
     if document["size"] != "paper":
-        console.print("debug size: whether it works, not how fast it is", highlight=False)
+        say(console, "debug size: this shows whether it works, not how fast it is")
     for section, table in (
         ("methods", _methods),
         ("split", _split),
@@ -38,33 +42,23 @@ def show(document: dict[str, Any], console: Console) -> None:
             console.print(table(document[section]))
 
 
-def _table(title: str, *columns: str) -> Table:
+def _table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]] = ()) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
     for i, column in enumerate(columns):
         table.add_column(column, justify="right" if i else "left", overflow="fold")
-    return table
-
-
-def _rows(table: Table, rows: Iterable[Iterable[str]]) -> Table:
     for row in rows:
         table.add_row(*row)
     return table
 
 
 def _methods(rows: list[dict[str, Any]]) -> Table:
-    backends = list(dict.fromkeys(row["backend"] for row in rows))
+    backends = dict.fromkeys(row["backend"] for row in rows)
     columns = [f"{what}, {b}" for b in backends for what in ("ms", "over sac_pixel")]
-    table = _table("a learning step", "method", *columns, "paper")
-    by_method: dict[str, dict[str, Any]] = {}
-    for row in rows:
-        by_method.setdefault(row["method"], {})[row["backend"]] = row
-    for method, found in by_method.items():
-        cells = [
-            text
-            for backend in backends
-            for text in (f"{found[backend]['ms']:.1f}", f"{found[backend]['normalized']:.2f}")
-        ]
-        paper = found[backends[0]]["paper"]
+    table = _table("a learning step", ("method", *columns, "paper"))
+    for method, of_method in groupby(rows, lambda row: row["method"]):
+        own = list(of_method)
+        cells = [text for r in own for text in (f"{r['ms']:.1f}", f"{r['normalized']:.2f}")]
+        paper = own[0]["paper"]
         table.add_row(method, *cells, "" if paper is None else f"{paper:.1f}")
     return table
 
@@ -72,44 +66,37 @@ def _methods(rows: list[dict[str, Any]]) -> Table:
 def _split(split: dict[str, Any]) -> Table:
     backends = [name for name in split if name not in ("environment", "sequences")]
     columns = [f"{what}, {b}" for b in backends for what in ("ms", "share")]
-    table = _table("what a step of ksl spends its time on", "part", *columns)
+    table = _table("what a step of ksl spends its time on", ("part", *columns))
+
+    def add(name: str, spent: dict[str, float]) -> None:
+        shares = {b: f"{100 * spent[b] / split[b]['total']:.1f} %" for b in backends}
+        table.add_row(name, *(text for b in backends for text in (f"{spent[b]:.1f}", shares[b])))
+
     for part in PARTS:
-        cells = [
-            text
-            for b in backends
-            for text in (f"{split[b]['ms'][part]:.1f}", f"{100 * split[b]['share'][part]:.1f} %")
-        ]
-        table.add_row(part, *cells)
+        add(part, {b: split[b]["ms"][part] for b in backends})
     if "environment" in split:
-        # Of the step: the environment moves beside it or after it, so it is no part of it.
-        spent = split["environment"]["ms"]
-        cells = [
-            text
-            for b in backends
-            for text in (f"{spent:.1f}", f"{100 * spent / split[b]['total']:.1f} %")
-        ]
+        # Relative to the step: the environment runs beside it or after it, so it is no part of it.
         table.add_section()
-        table.add_row("environment: step and draw", *cells)
+        add("environment: step and render", dict.fromkeys(backends, split["environment"]["ms"]))
     return table
 
 
 def _convolutions(found: dict[str, Any]) -> Table:
-    columns = ("GFLOP", "forward", "backward", "all", "with conversion, ReLU", "of the product")
-    table = _table(
-        f"convolutions of a ksl step, GFLOP/s; a matrix product: {found['product_gflops']:.0f}",
-        "backend",
-        *columns,
+    rate = found["product_gflops"]
+    return _table(
+        f"convolutions of a ksl step, GFLOP/s; a matrix product: {rate:.0f}",
+        ("backend", "GFLOP", *WAYS, "with conversion, ReLU", "of the product"),
+        (
+            (
+                backend,
+                f"{row['gflop']:.1f}",
+                *(f"{row['gflops'][way]:.0f}" for way in WAYS),
+                f"{row['gflops_with_conversion_and_relu']['all']:.0f}",
+                f"{100 * row['of_product']:.0f} %",
+            )
+            for backend, row in found["backends"].items()
+        ),
     )
-    for backend, row in found["backends"].items():
-        rate = row["gflops"]
-        table.add_row(
-            backend,
-            f"{row['gflop']:.1f}",
-            *(f"{rate[way]:.0f}" for way in ("forward", "backward", "all")),
-            f"{row['gflops_with_conversion_and_relu']['all']:.0f}",
-            f"{100 * row['of_product']:.0f} %",
-        )
-    return table
 
 
 def _ratio(row: dict[str, Any]) -> tuple[str, str]:
@@ -120,17 +107,9 @@ def _ratio(row: dict[str, Any]) -> tuple[str, str]:
 
 
 def _plain(rows: list[dict[str, Any]]) -> Table:
-    table = _table(
+    return _table(
         "ours and the plain reference",
-        "method",
-        "backend",
-        "plain ms",
-        "ours ms",
-        "ratio",
-        "rounds",
-    )
-    return _rows(
-        table,
+        ("method", "backend", "plain ms", "ours ms", "ratio", "rounds"),
         (
             (r["method"], r["backend"], f"{r['plain']:.1f}", f"{r['ours']:.1f}", *_ratio(r))
             for r in rows
@@ -140,10 +119,9 @@ def _plain(rows: list[dict[str, Any]]) -> Table:
 
 def _encoder(rows: list[dict[str, Any]]) -> Table:
     backends = [backend for backend in ("torch", "native") if backend in rows[0]]
-    columns = [f"{backend} ms" for backend in backends]
-    table = _table("PyTorch and our kernels", "", "threads", *columns, "ratio", "rounds")
-    return _rows(
-        table,
+    return _table(
+        "PyTorch and our kernels",
+        ("", "threads", *(f"{backend} ms" for backend in backends), "ratio", "rounds"),
         (
             (r["what"], str(r["threads"]), *(f"{r[b]:.1f}" for b in backends), *_ratio(r))
             for r in rows
@@ -152,40 +130,38 @@ def _encoder(rows: list[dict[str, Any]]) -> Table:
 
 
 def _cost(cost: dict[str, Any]) -> Table:
-    table = _table(f"how a step of ksl grows ({cost['backend']})", "", "ms", "over the smallest")
+    table = _table(f"how a step of ksl grows ({cost['backend']})", ("", "ms", "over the smallest"))
     for what in ("k", "batch"):
-        if what not in cost:
-            continue
-        ms = cost[what]["ms"]
-        first = next(iter(ms.values()))
-        _rows(table, ((f"{what} = {v}", f"{t:.1f}", f"{t / first:.2f}") for v, t in ms.items()))
-        table.add_row(f"largest {what} over a line", "", f"{cost[what]['over_a_line']:.2f}")
-        table.add_section()
+        if what in cost:
+            ms = cost[what]["ms"]
+            smallest = next(iter(ms.values()))
+            for value, spent in ms.items():
+                table.add_row(f"{what} = {value}", f"{spent:.1f}", f"{spent / smallest:.2f}")
+            table.add_row(f"largest {what} over a line", "", f"{cost[what]['over_a_line']:.2f}")
+            table.add_section()
     return table
 
 
 def _memory(found: dict[str, Any]) -> Table:
-    table = _table("memory, resident", "", "GB")
-    return _rows(
-        table,
-        (
-            (f"replay, {found['decisions']:,} decisions", f"{found['replay_bytes'] / 1e9:.2f}"),
-            ("  as computed", f"{found['replay_bytes_computed'] / 1e9:.2f}"),
-            ("training process, peak", f"{found['process_bytes'] / 1e9:.2f}"),
-        ),
-    )
+    sizes = {
+        f"replay, {found['decisions']:,} decisions": "replay_bytes",
+        "  as computed": "replay_bytes_computed",
+        "training process, peak": "process_bytes",
+    }
+    rows = ((what, f"{found[key] / 1e9:.2f}") for what, key in sizes.items())
+    return _table("memory, resident", ("", "GB"), rows)
 
 
 def _renderers(rows: list[dict[str, Any]]) -> Table:
-    table = _table("drawing", "renderer", "frames/s", "ms per decision")
-    return _rows(
-        table,
+    return _table(
+        "rendering",
+        ("renderer", "frames/s", "ms per decision"),
         ((r["renderer"], f"{r['frames_per_second']:.0f}", f"{r['decision_ms']:.1f}") for r in rows),
     )
 
 
 def _promises(rows: list[dict[str, Any]]) -> Table:
-    table = _table("promises", "", "measured", "promised", "kept")
+    table = _table("promises", ("", "measured", "promised", "kept"))
     for row in rows:
         unit = f" {row['unit']}" if row["unit"] else ""
         bound = f"{'at least' if row['at_least'] else 'at most'} {row['bound']:g}{unit}"

@@ -1,14 +1,13 @@
-"""How large and how often; which sections there are."""
+"""How large the measured work is."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
 
+from kstep import native
 from kstep.config import Experiment, resolve
-
-Section: TypeAlias = Literal["methods", "split", "encoder", "plain", "memory", "renderers", "cost"]
-SECTIONS: tuple[Section, ...] = get_args(Section)
+from kstep.methods import find
+from kstep.nets.backends import native_shape
 
 TASK = "cartpole_swingup"
 """The task of the paper's wall-clock table."""
@@ -18,29 +17,37 @@ ACTIONS, REPEAT, EPISODE, STATE = 1, 8, 125, 5
 
 @dataclass(frozen=True)
 class Size:
-    """What decides how long a run takes."""
+    """What decides how long the benchmark takes."""
 
-    name: str
     preset: str
     overrides: tuple[str, ...]
+    """Of methods that see pixels."""
     rounds: int
     decisions: int
-    """In the replay that learning steps draw from: more than a processor's caches hold."""
+    """In the replay that learning steps sample from: more than a processor's caches hold."""
     matrix: int
-    """Rows and columns of the matrices whose product is the machine's line to reach."""
+    """Rows and columns of the matrices whose product is the reference for arithmetic speed."""
     ks: tuple[int, ...]
     batches: tuple[int, ...]
     memory_decisions: int
     frames: int
-    """Drawn per round and renderer."""
+    """Rendered per round and renderer."""
 
     def experiment(self, method: str, overrides: tuple[str, ...] = ()) -> Experiment:
-        everything = (*self.overrides, *overrides)
-        return resolve(method, TASK, preset=self.preset, overrides=everything)
+        if find(method).observation == "pixels":
+            overrides = (*self.overrides, *overrides)
+        return resolve(method, TASK, preset=self.preset, overrides=overrides)
+
+    def encoder_shape(self) -> native.Shape:
+        """Return the shape of the encoder of `ksl`; our kernels support it at every size."""
+        method = self.experiment("ksl").method
+        frame = (method.encoder.image_size, method.encoder.image_size, 3)
+        shape = native_shape(method.encoder, frame, method.stack)
+        assert shape is not None
+        return shape
 
 
 PAPER = Size(
-    name="paper",
     preset="paper",
     overrides=(),
     rounds=7,
@@ -53,9 +60,8 @@ PAPER = Size(
 )
 
 QUICK = Size(
-    name="debug",
     preset="debug",
-    # Our kernels know 32 channels only; the strides are the paper's.
+    # Our kernels support 32 channels only; the strides are the paper's.
     overrides=("method.encoder.channels=32", "method.encoder.strides=[2,1,1,1]"),
     rounds=2,
     decisions=4 * EPISODE,

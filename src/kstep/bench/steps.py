@@ -1,17 +1,17 @@
-"""Learning steps to be timed: agents of every reading, replays full of random frames.
+"""Learning steps to time: agents of every method, replays filled with random frames.
 
-In: a reading of a method. Out: candidates that call `Agent.update`, nothing else. One agent serves
-every backend and number of threads, since neither changes what it holds.
+In: a workload. Out: candidates that call `Agent.update`, nothing else. One agent serves every
+backend and number of threads, since neither changes its weights' layout.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import importlib.util
 import json
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -21,81 +21,77 @@ from typing import Any
 import numpy as np
 
 import kstep
-from kstep.agent import Agent, parts_of
+from kstep.agent import Agent
+from kstep.auxiliary.base import OwnSequences
 from kstep.bench.parts import measured
 from kstep.bench.sizes import ACTIONS, EPISODE, REPEAT, STATE, Size
-from kstep.bench.timing import Candidate
+from kstep.bench.timing import Candidate, name_of
 from kstep.config import Experiment
-from kstep.methods import LearningConfig
+from kstep.data.replay import Replay
+from kstep.data.ring import ReplayConfig
 from kstep.native import Backend
+from kstep.nets.backends import encoder_class
 from kstep.nets.encoder import PixelEncoder
-from kstep.replay import Replay, ReplayConfig
 from kstep.rng import Streams
 from kstep.types import EnvSpec
 
 
 @dataclass(frozen=True)
-class Reading:
-    """A method with some values changed, by the name it has in tables."""
+class Workload:
+    """A method, perhaps with changed settings, by its name in tables."""
 
     name: str
     method: str
     overrides: tuple[str, ...] = ()
-    paper: str | None = None
-    """Its row in the paper's wall-clock table."""
 
 
-KSL = Reading("ksl", "ksl", paper="ksl")
-RELEASED = Reading("ksl-released", "ksl-released", paper="ksl")
-SAC_PIXEL = Reading("sac_pixel", "sac_pixel", paper="sac_pixel")
-ALIGNED = Reading("ksl aligned", "ksl", ("method.learning.aligned=true",))
-JOINT = Reading("ksl aligned, joint", "ksl", (*ALIGNED.overrides, "method.learning.joint=true"))
-COMPACT = Reading("ksl compact", "ksl", ("method.encoder.strides=[2,2,1,1]",))
+KSL = Workload("ksl", "ksl")
+RELEASED = Workload("ksl-released", "ksl-released")
+SAC_PIXEL = Workload("sac_pixel", "sac_pixel")
+COMPACT = Workload("ksl compact", "ksl", ("method.encoder.strides=[2,2,1,1]",))
+METHODS = [
+    Workload(name, name)
+    for name in (
+        *("sac_state", "sac_pixel", "rad", "drq", "curl", "sac_ae", "pi_sac", "proto_rl"),
+        *("ksl", "ksl-results", "ksl-released"),
+    )
+]
+"""The rows of the table of methods."""
 
 
-def readings() -> list[Reading]:
-    """What the table of methods has in it; what this version does not know is left out."""
-    names = ("rad", "drq", "curl", "sac_ae", "pi_sac", "proto_rl")
-    paper = paper_table()
-    found = [
-        Reading("sac_state", "sac_state"),
-        SAC_PIXEL,
-        *(Reading(name, name, paper=name if name in paper else None) for name in names),
-        KSL,
-        Reading("ksl-results", "ksl-results", paper="ksl"),
-        RELEASED,
-        ALIGNED,
-    ]
-    if any(field.name == "joint" for field in dataclasses.fields(LearningConfig)):
-        found.append(JOINT)
-    return found
-
-
-def with_k(k: int) -> Reading:
-    return KSL if k == 3 else Reading(f"ksl k={k}", "ksl", (f"method.auxiliary.k={k}",))
-
-
-def with_batch(size: int, usual: int) -> Reading:
-    override = f"method.learning.batch_size={size}"
-    return KSL if size == usual else Reading(f"ksl batch={size}", "ksl", (override,))
+def cost_cases(size: Size) -> dict[str, dict[int, Workload]]:
+    """Return KSL with every k and every batch size, by what varies and its value."""
+    usual = size.experiment("ksl").method.learning.batch_size
+    settings = (
+        ("k", "auxiliary.k", size.ks, 3),
+        ("batch", "learning.batch_size", size.batches, usual),
+    )
+    cases = {}
+    for what, key, values, own in settings:
+        cases[what] = {
+            value: Workload(f"ksl {what}={value}", "ksl", (f"method.{key}={value}",))
+            for value in values
+        }
+        cases[what][own] = KSL
+    return cases
 
 
 def paper_table() -> dict[str, float]:
-    """Training time normalized to SAC from pixels, as the KSL paper gives it (appendix)."""
-    text = files("kstep").joinpath("data/reference_results.json").read_text()
+    """Return the KSL paper's training times, normalized to SAC from pixels (appendix)."""
+    text = files("kstep").joinpath("paper_data/reference_results.json").read_text()
     table: dict[str, float] = json.loads(text)["wall_clock_normalised"]
     return table
 
 
 def spec_of(experiment: Experiment) -> EnvSpec:
-    """What the task shows, without making it."""
+    """Return the task's shapes without making the environment."""
     size, kind = experiment.env.size, experiment.method.observation
     shape = (size, size, 3) if kind == "pixels" else (STATE,)
     return EnvSpec(kind, shape, ACTIONS, REPEAT, EPISODE)
 
 
 def fill(replay: Replay, decisions: int) -> None:
-    """Store whole episodes of random frames."""
+    """Store complete episodes of random frames."""
     rng = np.random.default_rng(0)
     shape, pixels = replay.spec.frame_shape, replay.spec.observation == "pixels"
 
@@ -112,18 +108,18 @@ def fill(replay: Replay, decisions: int) -> None:
 
 
 class Steps:
-    """Agents and replays, made when first asked for and then shared."""
+    """Agents and replays, made when first needed and then shared."""
 
     def __init__(self, size: Size) -> None:
         self.size = size
-        self._agents: dict[Reading, Agent] = {}
+        self._agents: dict[Workload, Agent] = {}
         self._replays: dict[tuple[int, ...], Replay] = {}
 
-    def agent(self, reading: Reading) -> Agent:
-        if reading not in self._agents:
-            experiment = self.size.experiment(reading.method, reading.overrides)
-            self._agents[reading] = Agent(experiment.method, spec_of(experiment), Streams(0))
-        return self._agents[reading]
+    def agent(self, workload: Workload) -> Agent:
+        if workload not in self._agents:
+            experiment = self.size.experiment(workload.method, workload.overrides)
+            self._agents[workload] = Agent(experiment.method, spec_of(experiment), Streams(0))
+        return self._agents[workload]
 
     def replay(self, agent: Agent) -> Replay:
         shape = agent.spec.frame_shape
@@ -133,9 +129,24 @@ class Steps:
             self._replays[shape] = replay
         return self._replays[shape]
 
-    def step(self, reading: Reading, backend: Backend, threads: int) -> Candidate:
-        """Learning steps until every part had its turn; results are per step."""
-        agent = self.agent(reading)
+    def step(self, workload: Workload, backend: Backend, threads: int) -> Candidate:
+        """Learning steps until every part was due; results are per step."""
+        work, count = self._updates(workload, backend)
+        return Candidate(step_name(workload, backend, threads), work, count, threads)
+
+    def split(self, workload: Workload, backend: Backend, threads: int) -> Candidate:
+        """The same, with the time of each part."""
+        updates, count = self._updates(workload, backend)
+
+        def work() -> dict[str, float]:
+            with measured() as meter:
+                updates()
+            return meter.results()
+
+        return Candidate(split_name(workload, backend), work, count, threads)
+
+    def _updates(self, workload: Workload, backend: Backend) -> tuple[Callable[[], None], int]:
+        agent = self.agent(workload)
         replay, count = self.replay(agent), period(agent)
 
         def work() -> None:
@@ -143,73 +154,67 @@ class Steps:
             for _ in range(count):
                 agent.update(replay)
 
-        return Candidate(step_name(reading, backend, threads), work, count, threads)
+        return work, count
 
-    def split(self, reading: Reading, backend: Backend, threads: int) -> Candidate:
-        """The same, measuring inside."""
-        agent = self.agent(reading)
-        replay, count = self.replay(agent), period(agent)
-
-        def work() -> dict[str, float]:
-            use(agent, backend)
-            with measured() as meter:
-                for _ in range(count):
-                    agent.update(replay)
-            return meter.found()
-
-        return Candidate(f"split {reading.name}/{backend}", work, count, threads)
-
-    def sequences(self, reading: Reading, threads: int) -> Candidate:
-        """Draw and shift what the auxiliary task learns from."""
-        agent = self.agent(reading)
-        replay, batches = self.replay(agent), agent.batches
-        size, rule = agent.method.learning.batch_size, agent.method.sequence_rule
+    def sequences(self, workload: Workload, threads: int) -> Candidate:
+        """Sample and shift what the auxiliary task learns from."""
+        agent = self.agent(workload)
+        replay, streams, own = self.replay(agent), agent.streams, agent.method.auxiliary
+        assert isinstance(own, OwnSequences)
+        size = agent.method.learning.batch_size
 
         def work() -> None:
-            drawn = replay.sequences(size, batches.horizon, agent.streams.replay, rule=rule)
-            batches.sequence_augment.train_view(drawn.observation, agent.streams.augment)
+            sampled = replay.sequences(size, own.horizon, streams.replay, rule=own.sampling)
+            own.augment.train_view(sampled.observation, streams.augment)
 
         return Candidate(SEQUENCES, work, 1, threads)
 
-    def plain(self, reading: Reading, threads: int) -> Candidate | None:
-        """The plain reference of a reading, or None where the sources are not at hand."""
+    def plain(self, workload: Workload, threads: int) -> Candidate | None:
+        """The plain reference of a workload; None without a checkout of the sources."""
         module = plain_module()
         if module is None:
             return None
-        experiment = self.size.experiment(reading.method, reading.overrides)
-        learner = module.Learner(experiment.method, spec_of(experiment))
+        agent = self.agent(workload)
+        learner, count = module.Learner(agent.method, agent.spec), period(agent)
         learner.fill(self.size.decisions)
-        count = period(self.agent(reading))
 
         def work() -> None:
             for _ in range(count):
                 learner.update()
 
-        return Candidate(plain_name(reading), work, count, threads)
+        return Candidate(plain_name(workload), work, count, threads)
 
 
 SEQUENCES = "sequences drawn and shifted"
 
 
-def step_name(reading: Reading, backend: Backend, threads: int) -> str:
-    return f"step {reading.name}/{backend}/{threads}"
+def step_name(workload: Workload, backend: Backend, threads: int) -> str:
+    return name_of(f"step {workload.name}", backend, threads)
 
 
-def plain_name(reading: Reading) -> str:
-    return f"plain {reading.name}"
+def split_name(workload: Workload, backend: Backend) -> str:
+    return f"split {workload.name}/{backend}"
+
+
+def plain_name(workload: Workload) -> str:
+    return f"plain {workload.name}"
 
 
 def period(agent: Agent) -> int:
-    """Updates until every part had its turn: the actor learns in every second one."""
-    return math.lcm(*(agent.every(part) for part in parts_of(agent.method, agent.phase)))
+    """Updates until every part was due: the actor learns in every second one."""
+    method = agent.method
+    every = [method.core.actor_every, method.learning.ema_every]
+    return math.lcm(*every, method.auxiliary.every if method.auxiliary is not None else 1)
 
 
 def use(agent: Agent, backend: Backend) -> None:
-    """Let another backend compute the agent's convolutions, where it has any."""
+    """Let another backend compute the agent's convolutions, if it has any."""
     for module in agent.modules().values():
         for part in module.modules():
             if isinstance(part, PixelEncoder):
-                part.backend = backend
+                frames, channels = part.frame_shape, part.stack
+                # The same weights under the same names: only the computation differs.
+                part.__class__ = encoder_class(part.config, frames, channels, backend)
 
 
 @functools.cache
@@ -222,6 +227,6 @@ def plain_module() -> ModuleType | None:
     assert found is not None
     assert found.loader is not None
     module = importlib.util.module_from_spec(found)
-    sys.modules[found.name] = module  # where dataclasses look for their names
+    sys.modules[found.name] = module  # where dataclasses look up their names
     found.loader.exec_module(module)
     return module

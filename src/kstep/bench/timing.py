@@ -1,39 +1,41 @@
-"""Work in turns, and medians of what it took.
+"""Work in turns, and the medians of its times.
 
-A machine is never quiet for long. Taken one after the other, two things are measured on two
-machines; taken in turns, round after round, both meet the same one, and the ratio of their medians
-means something.
+A machine's load changes all the time. Measured one after the other, two things meet different
+loads; measured in turns, round after round, both meet the same, and the ratio of their medians is
+meaningful.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-Work = Callable[[], Mapping[str, float] | None]
-"""May return what it measured inside itself, by name, in seconds (or any other unit)."""
+from kstep.native import Backend
+
+Work = Callable[[], object]
+"""May return a dictionary: its own measurements by name, in any unit."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """Something to be timed."""
+    """Something to time."""
 
     name: str
     work: Work
     count: int = 1
     """How many things one call does; results are per thing."""
     threads: int | None = None
-    """Of torch and of our kernels; None leaves them."""
+    """Of PyTorch and of our kernels; None: unchanged."""
 
 
 @dataclass
 class Times:
-    """What every round measured, per thing: milliseconds, and what work measured itself."""
+    """What every round measured, per thing: milliseconds, and the work's own measurements."""
 
     rounds: dict[str, list[float]] = field(default_factory=dict)
     inside: dict[str, dict[str, list[float]]] = field(default_factory=dict)
@@ -42,21 +44,26 @@ class Times:
         return name in self.rounds
 
     def ms(self, name: str) -> float:
-        """The median."""
+        """Return the median."""
         return statistics.median(self.rounds[name])
 
     def parts(self, name: str) -> dict[str, float]:
-        """Medians of what this work measured itself."""
+        """Return the medians of this work's own measurements."""
         return {part: statistics.median(found) for part, found in self.inside[name].items()}
 
     def ratio(self, slow: str, fast: str) -> dict[str, Any]:
-        """How many times as long `slow` takes: of the medians, and the range over rounds."""
+        """Return how many times as long `slow` takes: ratio of medians, and range over rounds."""
         pairs = zip(self.rounds[slow], self.rounds[fast], strict=True)
         each = sorted(a / b for a, b in pairs)
         return {"ratio": self.ms(slow) / self.ms(fast), "rounds": [each[0], each[-1]]}
 
     def state(self) -> dict[str, Any]:
         return {name: {"ms": self.ms(name), "rounds": found} for name, found in self.rounds.items()}
+
+
+def name_of(what: str, backend: Backend, threads: int) -> str:
+    """Return the name of what is timed by several backends, or with several threads."""
+    return f"{what}/{backend}/{threads}"
 
 
 def interleave(
@@ -68,9 +75,9 @@ def interleave(
 ) -> Times:
     """Time every candidate once per round; round 0 warms up and does not count.
 
-    `before` is told what comes next.
+    `before` is called with the round and the candidate that come next.
     """
-    # Those with the same number of threads stand together: changing it costs a little each time.
+    # Grouped by number of threads: changing it costs a little each time.
     ordered = sorted(candidates, key=lambda candidate: -(candidate.threads or 0))
     times = Times(
         {candidate.name: [] for candidate in ordered}, {candidate.name: {} for candidate in ordered}
@@ -89,7 +96,7 @@ def interleave(
                 if number == 0:
                     continue
                 times.rounds[candidate.name].append(1000 * spent / candidate.count)
-                for part, value in (inside or {}).items():
+                for part, value in inside.items() if isinstance(inside, dict) else ():
                     found = times.inside[candidate.name].setdefault(part, [])
                     found.append(value / candidate.count)
     finally:

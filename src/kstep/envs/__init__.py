@@ -1,6 +1,6 @@
-"""Environments: a task's name in, frames or states and rewards out.
+"""Environments: a task's name in; frames or states, and rewards, out.
 
-Everything heavy is imported when an environment is made: the toys never import MuJoCo.
+Heavy packages are imported when an environment is made: the toy tasks never import MuJoCo.
 """
 
 from __future__ import annotations
@@ -8,51 +8,41 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from kstep.envs.base import ControlEnv, spec_of, try_out
-from kstep.envs.tasks import PLANET, Task, names, parse
-from kstep.types import KstepError, ObservationKind, Renderer
-
-__all__ = [
-    "PLANET",
-    "ControlEnv",
-    "EnvConfig",
-    "Task",
-    "close_lanes",
-    "make",
-    "make_lanes",
-    "names",
-    "parse",
-    "renderer",
-    "rendering",
-    "spec_of",
-    "try_out",
-]
+from kstep.envs.base import ControlEnv as ControlEnv
+from kstep.envs.base import spec_of as spec_of
+from kstep.envs.base import try_out as try_out
+from kstep.envs.tasks import PLANET as PLANET
+from kstep.envs.tasks import names as names
+from kstep.envs.tasks import parse as parse
+from kstep.types import ObservationKind, Renderer
+from kstep.values import Count, Positive
 
 
 @dataclass(frozen=True)
 class EnvConfig:
-    """Which environment, and what of it is seen."""
+    """Which environment, and what the agent sees of it."""
 
     task: str
     """domain_task of the control suite, gym:<id>, toy_reach or toy_glide."""
     observation: ObservationKind = "pixels"
-    size: int = 84
+    size: Positive = 84
     """Height and width of a frame; unused for states."""
-    action_repeat: int | None = None
+    action_repeat: Positive | None = None
     """None: the task's own."""
-    camera: int | None = None
+    camera: Count | None = None
     """None: the task's own."""
     renderer: Renderer = "exact"
-    """How a task of the suite is drawn. exact: as dm_control does. quick: the same with a shadow
-    map of 512 instead of 2048 and a buffer no larger than the frame; twice as fast, hardly to be
-    told apart. raytraced: without OpenGL and much faster, but other pictures (`fast-render`)."""
+    """How a task of the suite is rendered. exact: as dm_control does. quick: the same with a shadow
+    map of 512 instead of 2048 and a buffer no larger than the frame; twice as fast, hardly
+    distinguishable. raytraced: no OpenGL, much faster, but different images (`fast-render`)."""
 
 
 def make(config: EnvConfig, seed: int, *, apart: bool = False) -> ControlEnv:
-    """Make an environment; `seed` starts the generator that `reset()` without a seed draws from.
+    """Make an environment; `seed` is for the generator of `reset()` calls without a seed.
 
-    `apart`: in a process of its own, so that it can move while this one learns.
+    `apart`: in a process of its own, so that it can step while this one learns.
     """
     task = parse(config.task)
     if apart:
@@ -60,48 +50,30 @@ def make(config: EnvConfig, seed: int, *, apart: bool = False) -> ControlEnv:
 
         return RemoteEnv(config, seed)
     repeat = task.action_repeat if config.action_repeat is None else config.action_repeat
-    camera = task.camera if config.camera is None else config.camera
+    options: Any = {"observation": config.observation, "size": config.size}
+    options |= {"action_repeat": repeat, "seed": seed}
     if task.kind == "toy":
         from kstep.envs.toy import ToyEnv
 
-        return ToyEnv(
-            task.task,
-            observation=config.observation,
-            size=config.size,
-            action_repeat=repeat,
-            seed=seed,
-        )
+        return ToyEnv(task.task, **options)
     if task.kind == "gym":
         from kstep.envs.gymnasium import GymnasiumEnv
 
-        return GymnasiumEnv(
-            task.task,
-            observation=config.observation,
-            size=config.size,
-            action_repeat=repeat,
-            seed=seed,
-        )
+        return GymnasiumEnv(task.task, **options)
     _prepare_suite(needs_gl=config.observation == "pixels" and config.renderer != "raytraced")
     from kstep.envs.dmc import SuiteEnv
 
-    return SuiteEnv(
-        task,
-        observation=config.observation,
-        size=config.size,
-        action_repeat=repeat,
-        camera=camera,
-        renderer=config.renderer,
-        seed=seed,
-    )
+    camera = task.camera if config.camera is None else config.camera
+    return SuiteEnv(task, camera=camera, renderer=config.renderer, **options)
 
 
 MOST_LANES = 10
 
 
 def make_lanes(config: EnvConfig, seed: int, number: int) -> list[ControlEnv]:
-    """Make environments to be stepped side by side: as many as asked for, ten at most.
+    """Make environments to step in parallel: `number` of them, ten at most.
 
-    They draw with one context between them where they can; each of its own would take 70 MB.
+    They share one rendering context where possible; each of its own would take 70 MB.
     """
     lanes = [make(config, seed)]
     try:
@@ -115,13 +87,13 @@ def make_lanes(config: EnvConfig, seed: int, number: int) -> list[ControlEnv]:
 
 
 def close_lanes(lanes: Sequence[ControlEnv]) -> None:
-    """Close them, the one whose context the others borrowed last."""
+    """Close them, the owner of the shared rendering context last."""
     for env in reversed(lanes):
         env.close()
 
 
 def rendering(config: EnvConfig) -> str:
-    """Say in one line how frames are made."""
+    """Return one line about how frames are rendered."""
     if config.observation == "state":
         return "rendering: none, the agent sees the state"
     kind = parse(config.task).kind
@@ -136,7 +108,7 @@ def rendering(config: EnvConfig) -> str:
 
 
 def renderer(config: EnvConfig) -> str:
-    """Name what draws, the same wherever the same pixels come out."""
+    """Return an identifier of the renderer: equal wherever the pixels are equal."""
     opengl = config.renderer != "raytraced"
     if config.observation == "pixels" and parse(config.task).kind == "suite" and opengl:
         from kstep.envs import gl
@@ -146,16 +118,12 @@ def renderer(config: EnvConfig) -> str:
 
 
 def _prepare_suite(*, needs_gl: bool) -> None:
-    """Settle how MuJoCo draws before dm_control is imported; not everything needs OpenGL."""
+    """Choose how MuJoCo renders before dm_control is imported; not everything needs OpenGL."""
     from kstep.envs import gl
 
-    try:
-        gl.choose()
-    except KstepError:
-        if needs_gl:
-            raise
-        # Left to itself, dm_control tries every library and can die of an exception that
-        # PyOpenGL raises for a missing one. The setting is read once, at this import.
+    if not gl.prepare(required=needs_gl):
+        # By default dm_control tries every library and can fail with an exception that PyOpenGL
+        # raises for a missing one. The setting is read once, at this import.
         user = os.environ.get("MUJOCO_GL")
         os.environ["MUJOCO_GL"] = "disabled"
         try:

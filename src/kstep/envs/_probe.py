@@ -1,9 +1,9 @@
-"""Does this OpenGL setting draw, how fast, and with what device?
+"""Does this OpenGL setting render, how fast, and on which device?
 
 Runs by itself in a short-lived process (`python -P _probe.py <library to preload or "">`), because
 a wrong OpenGL library can abort the process that tries it. In: MUJOCO_GL and PYOPENGL_PLATFORM
-from the environment. Out: one line, `MARK` followed by JSON. Imports nothing of kstep, so that a
-test costs a second and not the import of torch.
+from the environment. Out: one line, `PREFIX` followed by JSON. Imports nothing of kstep, so that a
+test takes a second.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-MARK = "kstep-gl: "
+PREFIX = "kstep-gl: "
 
 # As costly as a control-suite scene: textures, a reflection, and shadows at the suite's 2048.
 SCENE = """
@@ -44,10 +44,10 @@ SCENE = """
 
 
 def preload(library: str) -> None:
-    """Make PyOpenGL use the OSMesa in the file `library` instead of looking for one by name.
+    """Make PyOpenGL use the OSMesa in the file `library` instead of searching for one by name.
 
-    PyOpenGL asks the loader for `libOSMesa.so`; a wheel's copy has another name and lies where
-    the loader does not look. So while PyOpenGL picks its platform, that one name means our file.
+    PyOpenGL asks the loader for `libOSMesa.so`; a wheel's copy has another name, in a folder that
+    the loader does not search. So while PyOpenGL loads its platform, that name means our file.
     """
     _load_with_neighbours(library)
 
@@ -67,8 +67,8 @@ def preload(library: str) -> None:
 def _load_with_neighbours(library: str) -> None:
     """Load `library` and, before it, the files beside it that it needs.
 
-    They carry no search path of their own, so each must be loaded before what needs it. Their
-    order is found by trying: every round loads at least one more, or nothing will.
+    They have no search path of their own, so each must be loaded before what needs it. Their order
+    is found by trial: every round loads at least one more, or loading fails.
     """
     waiting = sorted(Path(library).parent.glob("*.so*"), key=lambda file: str(file) == library)
     while waiting:
@@ -89,7 +89,7 @@ def _load_with_neighbours(library: str) -> None:
 
 
 def measure(frames: int = 9) -> dict[str, Any]:
-    """Draw `SCENE` through dm_control in this process; return device, library and speed."""
+    """Render `SCENE` through dm_control in this process; return device, library and speed."""
     from dm_control import _render
     from dm_control import mujoco as dm_mujoco
 
@@ -118,7 +118,7 @@ def measure(frames: int = 9) -> dict[str, Any]:
 
 
 def loaded_library(gl: str) -> str:
-    """Return the file of the OpenGL library in this process, or "" where that is not known."""
+    """Return the file of the OpenGL library in this process; empty if unknown."""
     stem = {"osmesa": "libOSMesa", "egl": "libEGL", "glfw": "libglfw"}.get(gl, "libGL")
     try:
         with open("/proc/self/maps") as maps:
@@ -129,13 +129,13 @@ def loaded_library(gl: str) -> str:
 
 
 def _find_library(gl: str) -> None:
-    """Stop early, and in words, where the library is not there at all."""
+    """Exit early, with a clear message, where the library is missing."""
     module = {"egl": "OpenGL.EGL", "osmesa": "OpenGL.GL"}.get(gl)
     try:
         if module is not None:
             importlib.import_module(module)
     except (ImportError, AttributeError):
-        # PyOpenGL takes an attribute of None where it found no library.
+        # PyOpenGL reads an attribute of None where it found no library.
         sys.exit(f"no {gl} library found")
 
 
@@ -144,7 +144,7 @@ def main(library: str) -> None:
         preload(library)
     else:
         _find_library(os.environ.get("MUJOCO_GL", ""))
-    print(MARK + json.dumps(measure()), flush=True)
+    print(PREFIX + json.dumps(measure()), flush=True)
 
 
 if __name__ == "__main__":

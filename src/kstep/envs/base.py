@@ -2,13 +2,13 @@
 
 In: actions in [-1, 1]. Out: one frame `(H, W, 3)` uint8 or one state vector `(D,)` float32 per
 decision, with the reward summed over the action's repeats. `ControlEnv` does what all environments
-share (checking and scaling actions, repeating them, deciding when to draw); a subclass knows how to
-begin an episode, simulate one step, and draw or describe the state it is in.
+share (checking, scaling and repeating actions, deciding when to render); a subclass implements how
+to begin an episode, simulate one step, and render or return the current state.
 
-Two promises the rest of the library builds on:
+Two guarantees that the rest of the library relies on:
 
 - after `reset(seed=s)` an episode is a pure function of s and the actions, whatever came before;
-- drawing changes nothing, so an episode re-enacted with rendering off ends in the same state.
+- rendering changes nothing, so an episode replayed with rendering off ends in the same state.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ from kstep.types import Array, EnvSpec, KstepError, ObservationKind
 
 
 class RendererFailed(KstepError):
-    """Drawing failed; a fresh process might do better."""
+    """Rendering failed; it may work in a new process."""
 
 
 class ControlEnv(gymnasium.Env[Array, Array], abc.ABC):
     """A continuous-control environment seen as single frames or as a state vector."""
 
     metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012  (Gymnasium reads it from the class)
+    _name: str
+    """The task's, in messages; a subclass sets it first."""
 
     def __init__(
         self,
@@ -74,7 +76,10 @@ class ControlEnv(gymnasium.Env[Array, Array], abc.ABC):
         self._rendering = True
         self._running = False
 
-    # What a subclass knows.
+    def __str__(self) -> str:
+        return self._name
+
+    # What a subclass implements.
 
     @abc.abstractmethod
     def _begin(self, seed: int | None) -> None:
@@ -108,7 +113,7 @@ class ControlEnv(gymnasium.Env[Array, Array], abc.ABC):
     def step(self, action: Array) -> tuple[Array, float, bool, bool, dict[str, Any]]:
         """Apply one action for `action_repeat` simulator steps, fewer where the episode ends."""
         if not self._running:
-            raise RuntimeError("the episode is over or not begun; call reset() first")
+            raise RuntimeError("the episode is over or has not begun; call reset() first")
         scaled = self._scale(action)
         total, env_steps = 0.0, 0
         terminated = truncated = False
@@ -122,7 +127,7 @@ class ControlEnv(gymnasium.Env[Array, Array], abc.ABC):
         return self._observe(), total, terminated, truncated, {"env_steps": env_steps}
 
     def begin_step(self, action: Array) -> None:
-        """Start a step whose result `finish_step` returns; learning may go on in between."""
+        """Start a step whose result `finish_step` returns; learning may happen in between."""
         self._pending = action
 
     def finish_step(self) -> tuple[Array, float, bool, bool, dict[str, Any]]:
@@ -130,7 +135,7 @@ class ControlEnv(gymnasium.Env[Array, Array], abc.ABC):
         return self.step(self._pending)
 
     def quantities(self) -> dict[str, float]:
-        """Return what the simulator's state is made of, by name; for asking what a latent knows."""
+        """Return the quantities of the simulator's state by name, for probing latents."""
         return {f"state {i}": float(value) for i, value in enumerate(self._state())}
 
     def render(self) -> Array:
@@ -138,21 +143,21 @@ class ControlEnv(gymnasium.Env[Array, Array], abc.ABC):
         return self.film_frame(self.size, self.size)
 
     def set_rendering(self, enabled: bool) -> None:
-        """While off, steps repeat the last frame instead of drawing; for fast re-enactment."""
+        """While off, steps return the last frame instead of rendering: fast replays of episodes."""
         self._rendering = enabled
 
     def current_frame(self) -> Array:
-        """Return the observation of the current state, drawn now."""
+        """Return the observation of the current state, rendered now."""
         if self.observation == "state":
             return self._state()
         self._frame = self._draw(self.size, self.size, self.camera)
         return self._frame.copy()
 
     def draw_with(self, other: ControlEnv) -> None:
-        """Borrow what `other`, of the same task, draws with; it must be closed after this one."""
+        """Share the rendering context of `other`, of the same task; that one is closed last."""
 
     def decisions_per_second(self) -> float:
-        """How fast decisions follow each other in real time, for videos."""
+        """Return the number of decisions per second of real time, for videos."""
         return 20.0 / self.action_repeat
 
     def film_frame(self, height: int = 240, width: int = 240, camera: int | None = None) -> Array:
@@ -170,12 +175,12 @@ class ControlEnv(gymnasium.Env[Array, Array], abc.ABC):
         if values.shape != self._low.shape:
             raise KstepError(f"{self} takes actions {self._low.shape}, got {values.shape}")
         if not np.isfinite(values).all():
-            raise KstepError(f"{self} was given an action that is not finite: {values}")
+            raise KstepError(f"{self} received an action that is not finite: {values}")
         return np.clip(self._middle + self._half * values, self._low, self._high)
 
 
 def spec_of(env: gymnasium.Env[Any, Any]) -> EnvSpec:
-    """Return the shapes and limits found in an environment that `make` made."""
+    """Return the shapes and limits of an environment that `make` made."""
     inner = env.unwrapped
     if not isinstance(inner, ControlEnv):
         raise TypeError(f"{inner} was not made by kstep.envs.make")
@@ -187,10 +192,9 @@ def spec_of(env: gymnasium.Env[Any, Any]) -> EnvSpec:
 
 
 def try_out(env: ControlEnv, seed: int) -> None:
-    """Take the first step of an episode and go back to its start, to find early what is broken.
+    """Take the first step of an episode and reset it, to find early what is broken.
 
-    Leaves no trace, since every episode is a function of its own seed; that it is one is the last
-    thing tried.
+    Leaves no trace, since every episode is a function of its own seed, which is checked last.
     """
     first, _ = env.reset(seed=seed)
     shape = env.action_space.shape or ()

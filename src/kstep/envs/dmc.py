@@ -1,7 +1,7 @@
-"""DeepMind Control Suite tasks (Tassa et al., arXiv:1801.00690) under our contract.
+"""DeepMind Control Suite tasks (Tassa et al., arXiv:1801.00690) behind our contract.
 
 In: a `Task` of the suite. Out: a `SuiteEnv`. Importing this module imports MuJoCo; for pixels,
-`kstep.envs.gl.choose()` must have run before (`kstep.envs.make` sees to it).
+`kstep.envs.gl.choose()` must have run before (`kstep.envs.make` does that).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from kstep.types import Array, KstepError, ObservationKind, Renderer
 
 FREE, BALL, SLIDE, HINGE = range(4)
 JOINT_SIZES = {FREE: (7, 6), BALL: (4, 3), SLIDE: (1, 1), HINGE: (1, 1)}
-"""Numbers that MuJoCo keeps per kind of joint: positions and velocities."""
+"""Sizes of the positions and velocities of each kind of joint in MuJoCo."""
 
-DRAWING_TRIES = 3
+RENDERING_TRIES = 3
 
 
 class SuiteEnv(ControlEnv):
@@ -51,7 +51,11 @@ class SuiteEnv(ControlEnv):
             )
         self._physics = self._env.physics
         self._closed = False
-        self._set_visuals(size)
+        if renderer == "quick":
+            # The rendering context reads this when it is made, with the first frame.
+            visual = self._physics.model.vis
+            visual.quality.shadowsize = 512
+            visual.global_.offheight = visual.global_.offwidth = size
         self._check_camera(camera)
         actions = self._env.action_spec()
         shapes = [spec.shape for spec in self._env.observation_spec().values()]
@@ -71,33 +75,19 @@ class SuiteEnv(ControlEnv):
         self._lender: SuiteEnv | None = None
         self._tracers: dict[tuple[int, int, int], RayTracer] = {}
 
-    def __str__(self) -> str:
-        return self._name
-
     def decisions_per_second(self) -> float:
         return 1.0 / (float(self._env.control_timestep()) * self.action_repeat)
 
-    def _set_visuals(self, size: int) -> None:
-        """Set the quality of drawing; `exact` is all of dm_control's defaults.
-
-        The one place where `self._physics.model.vis` is changed, since the drawing context reads it
-        when the first frame makes it.
-        """
-        if self._renderer == "quick":
-            visual = self._physics.model.vis
-            visual.quality.shadowsize = 512
-            visual.global_.offheight = visual.global_.offwidth = size
-
     def _begin(self, seed: int | None) -> None:
         if seed is not None:
-            # Every suite task draws its start, and nothing later, from this generator.
+            # Every suite task samples its start, and nothing later, from this generator.
             self._env.task._random = _generator(seed)
         try:
             self._time_step = self._env.reset()
         except RuntimeError as error:
             if "rendering backend" not in str(error):
                 raise
-            # quadruped_escape hands its terrain to OpenGL, watched or not.
+            # quadruped_escape uploads its terrain to OpenGL, rendered or not.
             raise KstepError(f"{self} needs rendering even for states: {error}") from error
 
     def _simulate(self, action: Array) -> tuple[float, bool, bool]:
@@ -106,7 +96,7 @@ class SuiteEnv(ControlEnv):
         except PhysicsError as error:
             raise KstepError(f"the simulation of {self} diverged: {error}") from error
         last = bool(self._time_step.last())
-        # The suite says discount 0 where nothing follows, and 1 where only its time is up.
+        # The suite's discount is 0 in a terminal state and 1 at its time limit.
         terminated = last and self._time_step.discount == 0.0
         return float(self._time_step.reward), terminated, last and not terminated
 
@@ -124,71 +114,67 @@ class SuiteEnv(ControlEnv):
 
     def draw_with(self, other: ControlEnv) -> None:
         # A context holds meshes, textures and height fields. The first two are the model's; height
-        # fields are redrawn for each episode, so they cannot be shared.
+        # fields change with each episode, so they cannot be shared.
         if isinstance(other, SuiteEnv) and not self._physics.model.nhfield:
             self._lender = other
 
     def quantities(self) -> dict[str, float]:
         """Return every joint's position and velocity.
 
-        An angle without limits comes as sine and cosine: full turns are no different to see.
+        An angle without limits is returned as sine and cosine: full turns look the same.
         """
         model, data = self._physics.model, self._physics.data
         found: dict[str, float] = {}
         for joint in range(model.njnt):
             name = model.id2name(joint, "joint") or f"joint {joint}"
             kind, at, speed = (
-                int(model.jnt_type[joint]),
-                int(model.jnt_qposadr[joint]),
-                int(model.jnt_dofadr[joint]),
+                int(array[joint]) for array in (model.jnt_type, model.jnt_qposadr, model.jnt_dofadr)
             )
             positions, velocities = JOINT_SIZES[kind]
             if kind == HINGE and not model.jnt_limited[joint]:
                 found[f"sin {name}"] = math.sin(data.qpos[at])
                 found[f"cos {name}"] = math.cos(data.qpos[at])
             else:
-                for i in range(positions):
-                    found[_numbered(name, i, positions)] = float(data.qpos[at + i])
-            for i in range(velocities):
-                found[_numbered(f"{name} velocity", i, velocities)] = float(data.qvel[speed + i])
+                found |= _numbered(name, data.qpos[at : at + positions])
+            found |= _numbered(f"{name} velocity", data.qvel[speed : speed + velocities])
         return found
 
     def _draw(self, height: int, width: int, camera: int) -> Array:
         self._check_camera(camera)
-        if self._renderer == "raytraced":
-            tracer = (self._lender or self)._tracer(height, width, camera)
-            return tracer.draw(self._physics.data.ptr, self._physics.model.ptr)
         owner = self._lender or self
-        for _ in range(DRAWING_TRIES):
+        if self._renderer == "raytraced":
+            tracer = owner._tracer(height, width, camera)
+            return tracer.draw(self._physics.data.ptr, self._physics.model.ptr)
+        for _ in range(RENDERING_TRIES):
             try:
                 owner._make_room(height, width)
                 self._physics._contexts = owner._physics.contexts
                 return np.array(self._physics.render(height, width, camera_id=camera), np.uint8)
             except RuntimeError as error:
                 failure = error
-                # Drawing changes no state, so a new context draws the very frame that was missed.
+                # Rendering changes no state, so a new context renders the same frame.
                 with contextlib.suppress(RuntimeError):
                     owner._free_contexts()
         gl.forget()
         raise RendererFailed(
-            f"{self} cannot be drawn ({failure}); `python -m kstep.envs.gl --check` says why"
+            f"{self} cannot be rendered ({failure}); `python -m kstep.envs.gl --check` says why"
         ) from failure
 
     def _tracer(self, height: int, width: int, camera: int) -> RayTracer:
-        """Return what traces frames of this size, made when the first one is asked for."""
+        """Return the tracer of frames of this size, made with the first of them."""
         key = (height, width, camera)
         if key not in self._tracers:
             self._tracers[key] = RayTracer(self._physics.model.ptr, *key)
         return self._tracers[key]
 
     def _make_room(self, height: int, width: int) -> None:
-        """Enlarge the drawing buffer where a frame would not fit; MuJoCo's is 640 x 480."""
+        """Enlarge the rendering buffer where a frame would not fit; MuJoCo's is 640 x 480."""
         buffer = self._physics.model.vis.global_
         if height <= buffer.offheight and width <= buffer.offwidth:
             return
         buffer.offheight = max(buffer.offheight, height)
         buffer.offwidth = max(buffer.offwidth, width)
-        self._free_contexts()  # The next frame makes them anew at this size.
+        self._free_contexts()  # the next frame makes new ones at this size
 
     def _free_contexts(self) -> None:
         with self._physics._contexts_lock:
@@ -206,12 +192,14 @@ class SuiteEnv(ControlEnv):
         super().close()
 
 
-def _numbered(name: str, index: int, count: int) -> str:
-    return name if count == 1 else f"{name} {index}"
+def _numbered(name: str, values: Array) -> dict[str, float]:
+    if len(values) == 1:
+        return {name: float(values[0])}
+    return {f"{name} {i}": float(value) for i, value in enumerate(values)}
 
 
 def _generator(seed: int) -> np.random.RandomState:
-    """Return the suite's kind of generator, which by itself takes seeds of 32 bits at most."""
+    """Return the suite's kind of generator, whose own seeds have at most 32 bits."""
     if seed < 2**32:
         return np.random.RandomState(seed)
     return np.random.RandomState(np.random.SeedSequence(seed).generate_state(8))
@@ -219,14 +207,14 @@ def _generator(seed: int) -> np.random.RandomState:
 
 @contextlib.contextmanager
 def _without_deprecations() -> Iterator[None]:
-    """Keep MuJoCo's remarks on the suite's own model files from every start of ours."""
+    """Suppress MuJoCo's deprecation warnings about the suite's own model files."""
 
-    def is_news(record: logging.LogRecord) -> bool:
+    def is_other(record: logging.LogRecord) -> bool:
         return "deprecated" not in record.getMessage()
 
     logger = logging.getLogger("absl")
-    logger.addFilter(is_news)
+    logger.addFilter(is_other)
     try:
         yield
     finally:
-        logger.removeFilter(is_news)
+        logger.removeFilter(is_other)

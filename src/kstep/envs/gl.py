@@ -1,17 +1,17 @@
-"""Headless rendering that is not the user's problem.
+"""Headless rendering without set-up by the user.
 
-`choose()` finds a way to draw MuJoCo scenes without a screen, tries it in a process of its own,
-and only then sets MUJOCO_GL and PYOPENGL_PLATFORM here. It must run before dm_control is first
-imported, because dm_control decides at import and cannot be asked again. What worked is kept in a
-small file, so that the next start need not test. `python -m kstep.envs.gl --check` prints one
-line and exits 0 where something draws, else 1.
+`choose()` finds a way to render MuJoCo scenes without a screen, tests it in a process of its own,
+and only then sets MUJOCO_GL and PYOPENGL_PLATFORM in this one. It must run before dm_control is
+first imported, because dm_control chooses at import, once. What worked is cached in a small file,
+so that the next start need not test. `python -m kstep.envs.gl --check` prints one line and exits 0
+where something renders, else 1.
 
 In order: a GPU through EGL, the system's OSMesa, the system's software EGL, the OSMesa inside the
 wheel `lavavu-osmesa` (no root needed), GLFW (first on macOS and Windows). All software renderers
-here are Mesa's llvmpipe and draw the same pixels.
+here are Mesa's llvmpipe and produce the same pixels.
 
-MUJOCO_GL set by the user is respected; KSTEP_GL names one `Backend` to use, and is also how child
-processes learn what their parent found.
+MUJOCO_GL set by the user is respected; KSTEP_GL names the one `GLBackend` to use, and also passes
+the parent's choice to child processes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import dataclasses
 import glob
 import hashlib
 import importlib.metadata
-import importlib.util
 import json
 import os
 import shutil
@@ -40,7 +39,7 @@ from kstep.types import KstepError
 
 WHEEL = "lavavu-osmesa"
 WITH_ROOT = "apt-get install libosmesa6"
-# Its dependencies serve a viewer; only the library it carries is used here.
+# Its dependencies are for a viewer; only the library inside is used here.
 WITHOUT_ROOT = "pip install --no-deps lavavu-osmesa==1.9.10"
 
 _GL = {"egl-gpu": "egl", "osmesa": "osmesa", "egl": "egl", "osmesa-wheel": "osmesa", "glfw": "glfw"}
@@ -49,34 +48,34 @@ _GL = {"egl-gpu": "egl", "osmesa": "osmesa", "egl": "egl", "osmesa-wheel": "osme
 _OFF = ("off", "disable", "disabled", "false", "0")
 _GLFW_SYNONYMS = ("on", "enable", "enabled", "true", "1", "")
 _SOFTWARE = ("llvmpipe", "softpipe", "swrast", "software rasterizer")
-_PROBE_SECONDS = 120  # A loaded machine needs seconds for the first frame; a hung driver for ever.
+_PROBE_SECONDS = 120  # A loaded machine needs seconds for the first frame.
 _CACHED_MACHINES = 32  # A home folder may be shared by a cluster.
 _CACHE_FORMAT = 1
 
 
 @dataclass(frozen=True)
-class Backend:
-    """A way to draw that was seen to work."""
+class GLBackend:
+    """A way to render that passed its test."""
 
     name: str
     """egl-gpu, egl, osmesa, osmesa-wheel or glfw"""
     gl: str
     """The value for MUJOCO_GL."""
     library: str
-    """The file of the OpenGL library, "" where not known."""
+    """The file of the OpenGL library; empty if unknown."""
     device: str
-    """What OpenGL says draws: GL_RENDERER."""
+    """OpenGL's name of the renderer: GL_RENDERER."""
     ms_per_frame: float
-    """84x84, a small scene with shadows, alone on the machine's terms when it was tested."""
+    """84x84, a small scene with shadows, under the machine's load during the test."""
     note: str
     """Where the choice came from."""
 
 
-_chosen: Backend | None = None
+_chosen: GLBackend | None = None
 _failure: KstepError | None = None
 
 
-def choose(force: str | None = None) -> Backend:
+def choose(force: str | None = None) -> GLBackend:
     """Return a working backend and make this process use it; `force` names the only one to try."""
     global _chosen, _failure
     if force is not None and force not in _GL:
@@ -100,7 +99,19 @@ def choose(force: str | None = None) -> Backend:
     return backend
 
 
-def describe(backend: Backend) -> str:
+def prepare(*, required: bool) -> bool:
+    """Choose a backend before MuJoCo is imported; return whether there is one, or raise if it is
+    `required`."""
+    try:
+        choose()
+    except KstepError:
+        if required:
+            raise
+        return False
+    return True
+
+
+def describe(backend: GLBackend) -> str:
     """Return the one line to print about a backend."""
     how = {
         "egl-gpu": f"EGL on {backend.device}",
@@ -113,40 +124,38 @@ def describe(backend: Backend) -> str:
 
 
 def forget() -> None:
-    """Drop what the file remembers; for when a remembered backend fails after all."""
-    # Where this fails nothing of ours could have been written either.
+    """Delete the cache; for when a cached backend fails after all."""
+    # Where this fails, nothing could have been written either.
     with contextlib.suppress(OSError):
         _cache_file().unlink(missing_ok=True)
 
 
-# --- choosing -------------------------------------------------------------------------------------
+# --- the choice -----------------------------------------------------------------------------------
 
 
-def _find(force: str | None) -> Backend:
-    """Return the first backend that passes its test, from the file where it was tested before."""
+def _find(force: str | None) -> GLBackend:
+    """Return the first backend that passes its test, or the cached one of an earlier test."""
     request, names, why = _request(force)
     key = _machine_key()
-    remembered = _read_cache().get(key, {}).get(request)
-    if isinstance(remembered, dict):
-        try:
-            return Backend(**remembered)
-        except TypeError:
-            pass  # Written by another version; test again.
+    try:
+        return GLBackend(**_read_cache()[key][request])
+    except (KeyError, TypeError):
+        pass  # not tested yet, or cached by another version
 
     failures: list[str] = []
-    software_egl: Backend | None = None
+    software_egl: GLBackend | None = None
     for name in names:
         if name == "egl" and software_egl is not None:
-            found: Backend | str = software_egl
+            found: GLBackend | str = software_egl
         else:
             found = _test(name, why)
         if isinstance(found, str):
             failures.append(f"{name}: {found}")
         elif found.name == "egl" and name == "egl-gpu" and "egl" in names:
-            # A device node is there but Mesa draws in software; OSMesa goes first then.
+            # There is a device node but Mesa renders in software: OSMesa goes first then.
             software_egl = found
         elif not _satisfies(found, force):
-            failures.append(f"{name}: no GPU, drawn by {found.device}")
+            failures.append(f"{name}: no GPU, rendered by {found.device}")
         else:
             _remember(key, request, found)
             return found
@@ -154,7 +163,7 @@ def _find(force: str | None) -> Backend:
 
 
 def _request(force: str | None) -> tuple[str, tuple[str, ...], str]:
-    """Return a name for what is asked, the backends that satisfy it, and who asks."""
+    """Return a name for the request, the backends that satisfy it, and its origin."""
     user = os.environ.get("MUJOCO_GL")
     inherited = os.environ.get("KSTEP_GL")
     if force is None and inherited and (user is None or user == _GL.get(inherited)):
@@ -162,7 +171,7 @@ def _request(force: str | None) -> tuple[str, tuple[str, ...], str]:
             raise KstepError(f"KSTEP_GL={inherited} names no backend; known are {', '.join(_GL)}")
         return inherited, (inherited,), "KSTEP_GL"
     if force is not None:
-        return force, (force,), "asked for"
+        return force, (force,), "requested"
     if user is None:
         return "auto", tuple(_candidates()), "found"
     wanted = user.strip().lower()
@@ -182,22 +191,20 @@ def _request(force: str | None) -> tuple[str, tuple[str, ...], str]:
 
 
 def _candidates() -> Iterator[str]:
-    """Yield backend names in the order to try, without those that cannot be here."""
+    """Yield backend names in the order to try, without those that cannot exist here."""
     if sys.platform in ("darwin", "win32"):
         yield "glfw"
         return
-    for name in _GL:
-        if name == "egl-gpu" and not _gpu_nodes():
-            continue
-        if name == "osmesa-wheel" and wheel_library() is None:
-            continue
-        if name == "glfw" and not _has_screen():
-            continue
-        yield name
+    possible = {
+        "egl-gpu": bool(_gpu_nodes()),
+        "osmesa-wheel": wheel_library() is not None,
+        "glfw": bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")),
+    }
+    yield from (name for name in _GL if possible.get(name, True))
 
 
-def _test(name: str, why: str) -> Backend | str:
-    """Draw with one backend in a process of its own; return it, or what went wrong in a line."""
+def _test(name: str, why: str) -> GLBackend | str:
+    """Render with one backend in a process of its own; return it, or one line on what failed."""
     library = ""
     if name == "osmesa-wheel":
         wheel = wheel_library()
@@ -207,7 +214,7 @@ def _test(name: str, why: str) -> Backend | str:
     environment = {**os.environ, **_settings(name)}
     if _GL[name] == "glfw":
         environment.pop("PYOPENGL_PLATFORM", None)
-    # -P: the folder of the script holds modules named like the packages they wrap.
+    # -P: the script's folder has modules named like the packages that they wrap.
     command = [sys.executable, "-P", str(Path(_probe.__file__)), library]
     try:
         done = subprocess.run(
@@ -217,24 +224,24 @@ def _test(name: str, why: str) -> Backend | str:
         return f"no frame within {_PROBE_SECONDS} s"
     except OSError as error:
         return str(error)
-    marked = [line for line in done.stdout.splitlines() if line.startswith(_probe.MARK)]
+    marked = [line for line in done.stdout.splitlines() if line.startswith(_probe.PREFIX)]
     if not marked:
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
         return lines[-1] if lines else f"exit code {done.returncode}"
-    return _backend(name, json.loads(marked[-1].removeprefix(_probe.MARK)), why)
+    return _backend(name, json.loads(marked[-1].removeprefix(_probe.PREFIX)), why)
 
 
-def _backend(name: str, seen: dict[str, Any], note: str) -> Backend:
+def _backend(name: str, seen: dict[str, Any], note: str) -> GLBackend:
     software = any(word in seen["device"].lower() for word in _SOFTWARE)
     if _GL[name] == "egl":
         name = "egl" if software else "egl-gpu"
-    return Backend(
+    return GLBackend(
         name, _GL[name], seen["library"], seen["device"], float(seen["ms_per_frame"]), note
     )
 
 
-def _satisfies(backend: Backend, force: str | None) -> bool:
-    # Asking for EGL is content with a GPU behind it; asking for the GPU is not with software.
+def _satisfies(backend: GLBackend, force: str | None) -> bool:
+    # A request for EGL accepts one on a GPU; a request for the GPU does not accept software.
     return force in (None, backend.name) or (force == "egl" and backend.name == "egl-gpu")
 
 
@@ -244,14 +251,14 @@ def _settings(name: str) -> dict[str, str]:
     settings = {"MUJOCO_GL": gl}
     if gl != "glfw":
         settings["PYOPENGL_PLATFORM"] = gl
-    # dm_control draws OSMesa on a thread that is gone when the interpreter frees what is left at
-    # exit, which prints a traceback. EGL is drawn on the caller's thread; do the same here.
+    # dm_control renders OSMesa on a thread that has ended when the interpreter frees contexts at
+    # exit, which prints a traceback. EGL renders on the caller's thread; do the same here.
     settings["DISABLE_RENDER_THREAD_OFFLOADING"] = "1"
     return settings
 
 
-def _use(backend: Backend) -> None:
-    """Make this process, and those it starts, draw with `backend`."""
+def _use(backend: GLBackend) -> None:
+    """Make this process and its children render with `backend`."""
     platform = sys.modules.get("OpenGL.platform")
     loaded = type(getattr(platform, "PLATFORM", None)).__name__.lower() if platform else ""
     if loaded and backend.gl != "glfw" and not loaded.startswith(backend.gl):
@@ -269,29 +276,29 @@ def _use(backend: Backend) -> None:
         _probe.preload(str(library))
 
 
-def _accept_loaded(force: str | None) -> Backend:
-    """Return what dm_control, imported before us, already draws with, once it drew a frame."""
+def _accept_loaded(force: str | None) -> GLBackend:
+    """Return the backend of a dm_control that was imported before, after rendering one frame."""
     gl = sys.modules["dm_control._render"].BACKEND
     if gl not in _GL.values():
         if _failure is not None:
-            # States were wanted first, and dm_control imported without rendering for them.
+            # dm_control was imported without rendering before, for states.
             raise _failure
         raise KstepError(
-            "dm_control was imported with rendering off, which it cannot take back; call "
+            "dm_control was imported with rendering off, which cannot be undone; call "
             "kstep.envs.gl.choose() before importing dm_control, or start a new process"
         )
     try:
         seen = _probe.measure()
-    except Exception as error:  # Whatever a driver does, the user needs the same sentence.
+    except Exception as error:  # whatever a driver raises
         raise KstepError(
-            f"dm_control was imported with MUJOCO_GL={gl}, which does not draw ({error}); call "
+            f"dm_control was imported with MUJOCO_GL={gl}, which does not render ({error}); call "
             "kstep.envs.gl.choose() before importing dm_control"
         ) from error
     name = "osmesa-wheel" if "lavavu" in seen["library"] else str(gl)
     backend = _backend(name, seen, "dm_control was imported before")
     if not _satisfies(backend, force):
         raise KstepError(
-            f"dm_control was imported before and draws with {backend.name}; "
+            f"dm_control was imported before and renders with {backend.name}; "
             f"start a new process for {force}"
         )
     return backend
@@ -301,11 +308,11 @@ def _nothing_works(request: str, failures: list[str]) -> str:
     tried = "".join(f"\n  {failure}" for failure in failures) or "\n  nothing to try"
     if request.startswith("MUJOCO_GL="):
         return (
-            f"{request} is set but does not draw; run `unset MUJOCO_GL` to have a working one "
+            f"{request} is set but does not render; run `unset MUJOCO_GL` to have a working one "
             f"chosen. Tried:{tried}"
         )
     if request != "auto":
-        return f"the rendering backend {request} does not draw. Tried:{tried}"
+        return f"the rendering backend {request} does not render. Tried:{tried}"
     if sys.platform != "linux":
         return f"no way to render was found. Tried:{tried}"
     is_root = hasattr(os, "geteuid") and os.geteuid() == 0 and shutil.which("apt-get") is not None
@@ -320,34 +327,24 @@ def _nothing_works(request: str, failures: list[str]) -> str:
     )
 
 
-# --- what is on this machine ----------------------------------------------------------------------
+# --- this machine ---------------------------------------------------------------------------------
 
 
 def wheel_library() -> Path | None:
     """Return the OSMesa inside the wheel `lavavu-osmesa`, without importing the wheel."""
-    folders: list[Path] = []
     try:
-        folders.append(Path(str(importlib.metadata.distribution(WHEEL).locate_file(""))))
+        folder = importlib.metadata.distribution(WHEEL).locate_file("lavavu_osmesa.libs")
     except importlib.metadata.PackageNotFoundError:
-        spec = importlib.util.find_spec("lavavu")
-        if spec is not None and spec.origin is not None:
-            folders.append(Path(spec.origin).parent.parent)
-    for folder in folders:
-        for file in sorted((folder / "lavavu_osmesa.libs").glob("libOSMesa*.so*")):
-            return file
-    return None
+        return None
+    return min(Path(str(folder)).glob("libOSMesa*.so*"), default=None)
 
 
 def _gpu_nodes() -> list[str]:
     return sorted(glob.glob("/dev/dri/*") + glob.glob("/dev/nvidia[0-9]*") + glob.glob("/dev/dxg"))
 
 
-def _has_screen() -> bool:
-    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
-
-
 def _machine_key() -> str:
-    """Return a digest of whatever a past test result depends on."""
+    """Return a digest of everything that a cached test result depends on."""
     versions = {}
     for package in ("mujoco", "dm_control", "PyOpenGL", "glfw", WHEEL):
         try:
@@ -367,20 +364,12 @@ def _machine_key() -> str:
         for stem in ("libOSMesa", "libEGL", "libOpenGL", "libGL")
         for file in glob.glob(f"{folder}/{stem}.so*")
     )
-    facts = (
-        _CACHE_FORMAT,
-        socket.gethostname(),
-        sys.executable,
-        versions,
-        variables,
-        libraries,
-        _gpu_nodes(),
-        str(wheel_library()),
-    )
+    facts: list[object] = [_CACHE_FORMAT, socket.gethostname(), sys.executable]
+    facts += [versions, variables, libraries, _gpu_nodes(), str(wheel_library())]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
 
 
-# --- what was found before ------------------------------------------------------------------------
+# --- the cache ------------------------------------------------------------------------------------
 
 
 def _cache_file() -> Path:
@@ -389,22 +378,20 @@ def _cache_file() -> Path:
 
 
 def _read_cache() -> dict[str, dict[str, Any]]:
-    """Return machine -> request -> backend; empty where the file is missing or damaged."""
+    """Return machine -> request -> backend; empty if the file is missing or damaged."""
     try:
         content = json.loads(_cache_file().read_text())
-    except (OSError, ValueError):
+        return {key: value for key, value in content.items() if isinstance(value, dict)}
+    except (AttributeError, OSError, ValueError):
         return {}
-    if not isinstance(content, dict):
-        return {}
-    return {key: value for key, value in content.items() if isinstance(value, dict)}
 
 
-def _remember(key: str, request: str, backend: Backend) -> None:
-    """Write a result; a cache that cannot be written only costs time."""
+def _remember(key: str, request: str, backend: GLBackend) -> None:
+    """Cache a result; failing to only costs time."""
     content = _read_cache()
     machine = content.pop(key, {})
     fields = dataclasses.asdict(backend)
-    # Under its own name too: child processes ask for what their parent found.
+    # Under its own name too: child processes request what their parent chose.
     content[key] = {**machine, request: fields, backend.name: fields}
     content = dict(list(content.items())[-_CACHED_MACHINES:])
     file = _cache_file()
@@ -418,7 +405,7 @@ def _remember(key: str, request: str, backend: Backend) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Report, in one line and the exit code, whether frames can be drawn here."""
+    """Report, in one line and the exit code, whether frames can be rendered here."""
     parser = argparse.ArgumentParser(prog="python -m kstep.envs.gl", description=main.__doc__)
     parser.add_argument("--check", action="store_true", help="test, print one line, exit 0 or 1")
     parser.add_argument("--force", choices=tuple(_GL), help="test only this backend")
@@ -429,7 +416,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         backend = choose(options.force)
     except KstepError as error:
-        # The Makefile shows this beside what it does about it: one line.
+        # One line: the Makefile prints it beside its remedy.
         print("rendering: none; " + " ".join(str(error).split()), file=sys.stderr)
         return 1
     print(describe(backend))

@@ -1,9 +1,9 @@
-"""Any Gymnasium environment with continuous actions and an image, under our contract.
+"""Any Gymnasium environment with continuous actions and an image, behind our contract.
 
 In: the id of a registered environment. Out: a `GymnasiumEnv`. The frame is the observation itself
-where that is an image, (H, W, 3) or (H, W, 1) uint8, and what `render_mode="rgb_array"` shows
-otherwise; either is resized to the size asked for. What does not fit is refused with a sentence
-that says what is needed, at the start or at the step where it shows.
+where that is an image, (H, W, 3) or (H, W, 1) uint8, and the render of `render_mode="rgb_array"`
+otherwise; either is resized to the requested size. An environment that does not fit is refused with
+a sentence about what is needed, at the start or at the step where it shows.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from kstep.envs import gl
 from kstep.envs.base import ControlEnv, resized
 from kstep.types import Array, KstepError, ObservationKind
 
@@ -27,7 +28,7 @@ class GymnasiumEnv(ControlEnv):
     def __init__(
         self, gym_id: str, *, observation: ObservationKind, size: int, action_repeat: int, seed: int
     ) -> None:
-        self._id = gym_id
+        self._name = f"gym:{gym_id}"
         self._env, self._renders = _open(gym_id, observation)
         self._first_seed: int | None = seed
         self._last: Any = None
@@ -53,12 +54,9 @@ class GymnasiumEnv(ControlEnv):
             camera=0,
         )
 
-    def __str__(self) -> str:
-        return f"gym:{self._id}"
-
     def _begin(self, seed: int | None) -> None:
         if seed is None:
-            # Gymnasium starts a generator at the first reset; after that it carries on.
+            # Gymnasium seeds its generator at the first reset only.
             seed = self._first_seed
         self._first_seed = None
         with self._blamed("reset"):
@@ -76,7 +74,7 @@ class GymnasiumEnv(ControlEnv):
 
     @contextlib.contextmanager
     def _blamed(self, doing: str) -> Iterator[None]:
-        """Say whose mistake it is that something was raised, and where."""
+        """Turn an exception of the environment's code into an error that names it and the line."""
         try:
             yield
         except (KstepError, MemoryError, OSError, gymnasium.error.DependencyNotInstalled):
@@ -101,14 +99,14 @@ class GymnasiumEnv(ControlEnv):
         return state
 
     def _draw(self, height: int, width: int, camera: int) -> Array:
-        # Filming prefers the render, which is usually larger than what the agent sees.
+        # Films prefer the render, which is usually larger than what the agent sees.
         filming = (height, width) != (self.size, self.size)
         if self._shows_image and not (filming and self._renders):
             image, source = np.asarray(self._last), "an observation"
         elif self._renders:
             image, source = self._rendered(), "a rendered image"
         else:
-            raise KstepError(f'{self} cannot be drawn: it has no render_mode="rgb_array"')
+            raise KstepError(f'{self} cannot be rendered: it has no render_mode="rgb_array"')
         is_colour = image.ndim == 3 and image.shape[2] in (1, 3)
         if image.dtype != np.uint8 or not is_colour:
             raise KstepError(
@@ -122,8 +120,8 @@ class GymnasiumEnv(ControlEnv):
         try:
             with self._blamed("render"):
                 return np.asarray(self._env.render())
-        except gymnasium.error.Error as error:  # Packages it draws with show as missing only here.
-            raise KstepError(f"{self} cannot be drawn: {error}") from error
+        except gymnasium.error.Error as error:  # packages for rendering may be missing
+            raise KstepError(f"{self} cannot be rendered: {error}") from error
 
     def close(self) -> None:
         """Close the wrapped environment."""
@@ -133,11 +131,11 @@ class GymnasiumEnv(ControlEnv):
 
 
 def _open(gym_id: str, observation: ObservationKind) -> tuple[gymnasium.Env[Any, Any], bool]:
-    """Make the environment, able to render where it knows how; say whether it does."""
+    """Make the environment, with rendering where it supports that; return whether it does."""
     try:
         spec = gymnasium.spec(gym_id)
         if "mujoco" in str(spec.entry_point):
-            _prepare_mujoco(observation)
+            gl.prepare(required=observation == "pixels")
         env = gymnasium.make(gym_id, disable_env_checker=True)
         if "rgb_array" not in (env.metadata.get("render_modes") or ()):
             return env, False
@@ -147,16 +145,6 @@ def _open(gym_id: str, observation: ObservationKind) -> tuple[gymnasium.Env[Any,
         raise KstepError(f"gym:{gym_id} cannot be made: {error}") from error
     except ImportError as error:
         raise KstepError(f"gym:{gym_id} needs a package that is missing: {error}") from error
-
-
-def _prepare_mujoco(observation: ObservationKind) -> None:
-    from kstep.envs import gl
-
-    try:
-        gl.choose()
-    except KstepError:
-        if observation == "pixels":
-            raise
 
 
 def _is_image(space: gymnasium.Space[Any]) -> bool:

@@ -1,11 +1,11 @@
-"""Frames without OpenGL: MuJoCo models drawn on the CPU by mujoco_warp's ray tracer.
+"""Frames without OpenGL: MuJoCo models rendered on the CPU by mujoco_warp's ray tracer.
 
-In: a model, and per frame the state to draw. Out: a frame `(H, W, 3)` uint8. Several times as fast
-as OpenGL on a CPU, but other pictures: edges are not smoothed, floors do not mirror, skins are not
-drawn and whatever is half transparent is drawn solid. So never mix the two in one comparison.
+In: a model, and per frame the state to render. Out: a frame `(H, W, 3)` uint8. Several times as
+fast as OpenGL on a CPU, but different images: edges are not smoothed, floors do not reflect, skins
+are not rendered and transparent objects are solid. So never mix the two in one comparison.
 
-Warp, which compiles the tracer for each kind of model and keeps the result on disk, is imported
-with the first `RayTracer`; only those who draw this way need the extra `fast-render`.
+Warp, which compiles the tracer for each kind of model and caches the result on disk, is imported
+with the first `RayTracer`; only this renderer needs the extra `fast-render`.
 """
 
 from __future__ import annotations
@@ -22,38 +22,38 @@ from scipy.ndimage import uniform_filter
 from kstep.errors import KstepError
 from kstep.types import Array
 
-# Pieces that MuJoCo makes of a slack string, which hangs in a curve, and some to spare.
+OF_MODEL = ("geom_matid", "geom_size", "geom_rgba", "mat_rgba")
+OF_DATA = ("geom_xpos", "geom_xmat", "light_xpos", "light_xdir")
+"""Fields of the model and of the state that are read for each frame."""
+
+# Segments of a slack string in MuJoCo, which hangs in a curve, and some to spare.
 _STRING_PIECES = 64
 
 
 class RayTracer:
-    """Draws a MuJoCo model on the CPU without OpenGL.
+    """Renders a MuJoCo model on the CPU without OpenGL.
 
-    One tracer serves any number of simulators of the same model. Read anew for each frame: where
-    everything is, sizes and colours of geoms and sites, materials' colours, strings and height
+    One tracer serves any number of simulators of the same model. Read for each frame: positions and
+    orientations, sizes and colours of geoms and sites, materials' colours, strings and height
     fields. Read once: meshes, textures, the camera's lens and the lights' colours.
     """
 
     def __init__(self, model: mujoco.MjModel, height: int, width: int, camera: int) -> None:
         self._warp, self._tracer, self._bvh = _import_tracer()
-        if not -1 <= camera < model.ncam:
-            raise KstepError(
-                f"the model has cameras 0 to {model.ncam - 1} and the free camera -1, not {camera}"
-            )
         if model.ncam == 0:
-            raise KstepError("the ray tracer draws only models that have a camera of their own")
+            raise KstepError("the ray tracer needs a model with a camera of its own")
         self._height = height
         self._width = width
         self._camera = camera
-        # Without this the first GPU would be used, if there is one, and views would be copies.
+        # Otherwise the first GPU would be used, if there is one, and views would be copies.
         with self._warp.ScopedDevice("cpu"):
             self._build(model)
 
     def draw(self, data: mujoco.MjData, model: mujoco.MjModel) -> Array:
         """Return the state in `data` as an image (H, W, 3) uint8, a new array.
 
-        `model` must be the one the tracer was made with, or a copy that differs in the visual
-        fields named above; tasks move and resize their targets in the model.
+        `model` must be the one the tracer was made with, or a copy that differs only in the fields
+        that are read for each frame; tasks move and resize their targets in the model.
         """
         with self._warp.ScopedDevice("cpu"):
             if model.nhfield and not np.array_equal(model.hfield_data, self._terrain):
@@ -66,11 +66,11 @@ class RayTracer:
         return frame
 
     def _build(self, model: mujoco.MjModel) -> None:
-        """Make the tracer's own copies of the model and of a state, and views to fill them by."""
+        """Make the tracer's own copies of model and state, and views through which to fill them."""
         model = copy.copy(model)
         slot = max(self._camera, 0)
         if self._camera == -1:
-            # The tracer knows only a model's own cameras: the free one takes the first one's place.
+            # The tracer supports only a model's own cameras: the free one replaces the first.
             model.cam_fovy[slot] = model.vis.global_.fovy
             model.cam_sensorsize[slot] = 0.0
             model.cam_projection[slot] = mujoco.mjtProjection.mjPROJ_PERSPECTIVE
@@ -88,23 +88,18 @@ class RayTracer:
                 use_shadows=True,
                 shadow_light_fraction=0.0,  # as dark as OpenGL makes them
                 render_skybox=True,
-                use_fast_math=False,  # Its rounding may differ from one CPU to the next.
+                use_fast_math=False,  # whose rounding may differ between CPUs
             )
         except NotImplementedError as error:
-            raise KstepError(f"the ray tracer cannot draw this model: {error}") from error
+            raise KstepError(f"the ray tracer cannot render this model: {error}") from error
         self._terrain = model.hfield_data.copy()
         self._geoms = int(model.ngeom)
         self._add_spare_geoms(model)
 
         self._geom_type = self._model.geom_type.numpy()
-        self._geom_matid = self._model.geom_matid.numpy()[0]
-        self._geom_size = self._model.geom_size.numpy()[0]
-        self._geom_rgba = self._model.geom_rgba.numpy()[0]
-        self._mat_rgba = self._model.mat_rgba.numpy()[0]
-        self._geom_xpos = self._data.geom_xpos.numpy()[0]
-        self._geom_xmat = self._data.geom_xmat.numpy()[0].reshape(-1, 9)
-        self._light_xpos = self._data.light_xpos.numpy()[0]
-        self._light_xdir = self._data.light_xdir.numpy()[0]
+        self._of_model = {name: getattr(self._model, name).numpy()[0] for name in OF_MODEL}
+        self._of_data = {name: getattr(self._data, name).numpy()[0] for name in OF_DATA}
+        self._of_data["geom_xmat"] = self._of_data["geom_xmat"].reshape(-1, 9)
         self._cam_xpos = self._data.cam_xpos.numpy()[0, slot]
         self._cam_xmat = self._data.cam_xmat.numpy()[0, slot].reshape(9)
         packed = self._context.rgb_data.numpy()[0]
@@ -113,40 +108,36 @@ class RayTracer:
             self._cam_xpos[:], self._cam_xmat[:] = _free_camera(model)
 
     def _update(self, data: mujoco.MjData, model: mujoco.MjModel) -> None:
-        geoms = self._geoms
-        self._geom_matid[:geoms] = model.geom_matid
-        self._geom_size[:geoms] = model.geom_size
-        self._geom_rgba[:geoms] = model.geom_rgba
-        self._mat_rgba[:] = model.mat_rgba
-        self._geom_xpos[:geoms] = data.geom_xpos
-        self._geom_xmat[:geoms] = data.geom_xmat
-        self._light_xpos[:] = data.light_xpos
-        self._light_xdir[:] = data.light_xdir
+        # Spare geoms, if any, are behind those of the model.
+        for views, source in ((self._of_model, model), (self._of_data, data)):
+            for name, view in views.items():
+                values = getattr(source, name)
+                view[: len(values)] = values
         if self._camera >= 0:
             self._cam_xpos[:] = data.cam_xpos[self._camera]
             self._cam_xmat[:] = data.cam_xmat[self._camera]
         if self._scene is not None:
             self._update_spare_geoms(data, model)
 
-    # The tracer knows geoms only, but targets may be sites (finger_turn) and strings tendons
-    # (ball_in_cup). MuJoCo turns both into simple shapes for OpenGL; spare geoms take these.
+    # The tracer supports geoms only, but targets may be sites (finger_turn) and strings tendons
+    # (ball_in_cup). MuJoCo turns both into simple shapes for OpenGL; spare geoms hold these.
 
     def _add_spare_geoms(self, model: mujoco.MjModel) -> None:
         self._option = mujoco.MjvOption()
-        self._option.geomgroup[:] = 0  # These the tracer has already.
+        self._option.geomgroup[:] = 0  # the tracer has these already
         self._option.flags[mujoco.mjtVisFlag.mjVIS_RANGEFINDER] = 0  # as in dm_control
         self._option.flags[mujoco.mjtVisFlag.mjVIS_SKIN] = 0
         self._nobody = mujoco.MjvPerturb()
         self._viewer = mujoco.MjvCamera()
         self._scene: mujoco.MjvScene | None = None
         sites = model.site_type[self._option.sitegroup[model.site_group] > 0]
-        # Tendons over joints alone have no shape.
+        # Tendons of joints have no shape.
         joint = mujoco.mjtWrap.mjWRAP_JOINT
         strings = int((model.wrap_type[model.tendon_adr] != joint).sum())
         spare = len(sites) + strings * _STRING_PIECES + 2 * int(model.nwrap) * (strings > 0)
         if spare == 0:
             return
-        # MuJoCo would note in the state that it ran out of room, so there is enough for all.
+        # Large enough for everything: otherwise MuJoCo records a warning in the state.
         self._scene = mujoco.MjvScene(model, spare + 1000)
 
         def longer(array: Any, value: float) -> Any:
@@ -203,27 +194,21 @@ class RayTracer:
     def _update_spare_geoms(self, data: mujoco.MjData, model: mujoco.MjModel) -> None:
         scene = self._scene
         assert scene is not None
-        mujoco.mjv_updateScene(
-            model,
-            data,
-            self._option,
-            self._nobody,
-            self._viewer,
-            mujoco.mjtCatBit.mjCAT_ALL,
-            scene,
-        )
+        every = mujoco.mjtCatBit.mjCAT_ALL
+        mujoco.mjv_updateScene(model, data, self._option, self._nobody, self._viewer, every, scene)
         at = self._geoms
-        self._geom_rgba[at:] = 0.0  # Nothing is drawn of those left over.
+        shapes, places = self._of_model, self._of_data
+        shapes["geom_rgba"][at:] = 0.0  # unused ones are invisible
         for geom in scene.geoms[: min(scene.ngeom, len(self._geom_type) - at)]:
             kind, size = geom.type, geom.size
-            # Drawings have three half sizes; models have a radius and half a length.
+            # Scenes have three half sizes; models have a radius and half a length.
             long = kind in (mujoco.mjtGeom.mjGEOM_CAPSULE, mujoco.mjtGeom.mjGEOM_CYLINDER)
             self._geom_type[at] = kind
-            self._geom_matid[at] = geom.matid
-            self._geom_size[at] = (size[0], size[2], 0.0) if long else size
-            self._geom_rgba[at] = geom.rgba
-            self._geom_xpos[at] = geom.pos
-            self._geom_xmat[at] = geom.mat.reshape(9)
+            shapes["geom_matid"][at] = geom.matid
+            shapes["geom_size"][at] = (size[0], size[2], 0.0) if long else size
+            shapes["geom_rgba"][at] = geom.rgba
+            places["geom_xpos"][at] = geom.pos
+            places["geom_xmat"][at] = geom.mat.reshape(9)
             at += 1
 
 
@@ -231,7 +216,7 @@ def _import_tracer() -> tuple[Any, Any, Any]:
     try:
         import warp
 
-        # Warp greets on standard output and reports each compilation there.
+        # Warp prints a greeting and each compilation to standard output.
         warp.config.log_level = max(warp.config.log_level, warp.LOG_WARNING)
         import mujoco_warp
         from mujoco_warp._src import bvh
@@ -244,7 +229,7 @@ def _import_tracer() -> tuple[Any, Any, Any]:
 
 
 def _smooth_sky(model: mujoco.MjModel, height: int, fovy: float) -> None:
-    """Average the sky over the width of a pixel: its stars are smaller, and would flicker."""
+    """Average the sky over the width of a pixel: its stars are smaller and would flicker."""
     for texture in np.flatnonzero(model.tex_type == mujoco.mjtTexture.mjTEXTURE_SKYBOX):
         side, channels = int(model.tex_width[texture]), int(model.tex_nchannel[texture])
         start, size = int(model.tex_adr[texture]), 6 * side * side * channels

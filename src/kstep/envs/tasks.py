@@ -1,9 +1,9 @@
-"""The benchmark table: which tasks there are, and how often each repeats an action.
+"""Names of tasks, and how often each repeats an action.
 
 A name is `<domain>_<task>` of the DeepMind Control Suite (`cartpole_swingup`), `gym:<id>` for any
 Gymnasium environment, or one of our own small ones (`toy_reach`). In: a name. Out: a `Task`, or an
-error with the nearest right names. The suite's names are written down here so that listing or
-checking them does not import MuJoCo; a test compares them with the installed suite.
+error with the nearest known names. The suite's names are listed here so that listing or checking
+them does not import MuJoCo; a test compares them with the installed suite.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ SUITE: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 """Domain to tasks of the DeepMind Control Suite, in its order."""
+# Domains and tasks both contain underscores, so a name cannot simply be split.
+_SUITE_NAMES = {f"{domain}_{task}": (domain, task) for domain in SUITE for task in SUITE[domain]}
 
 EXCLUDED: Mapping[str, str] = MappingProxyType(
     {
@@ -78,7 +80,7 @@ GYM = "gym:"
 
 @dataclass(frozen=True)
 class Task:
-    """What to make, and how its authors or the benchmark want it run."""
+    """What to make, with the benchmark's action repeat and camera."""
 
     name: str
     kind: Literal["suite", "gym", "toy"]
@@ -92,8 +94,7 @@ class Task:
 
 def names() -> tuple[str, ...]:
     """Return every name `parse` knows apart from `gym:` ones, the benchmark first."""
-    suite = [f"{domain}_{task}" for domain, tasks in SUITE.items() for task in tasks]
-    return (*PLANET, *(name for name in suite if name not in PLANET), *TOY)
+    return (*PLANET, *(name for name in _SUITE_NAMES if name not in PLANET), *TOY)
 
 
 def parse(name: str) -> Task:
@@ -107,13 +108,11 @@ def parse(name: str) -> Task:
         name = TOY[0]
     if name in TOY:
         return Task(name, "toy", "", name, action_repeat=1)
-    # Domains and tasks both contain underscores, so every cut is tried.
-    for domain, tasks in SUITE.items():
-        task = name.removeprefix(f"{domain}_")
-        if task != name and task in tasks:
-            # Camera 2 follows the quadruped; the code released for DrQ and its kin uses it too.
-            camera = 2 if domain == "quadruped" else 0
-            return Task(name, "suite", domain, task, PLANET.get(name, SUITE_REPEAT), camera)
+    if name in _SUITE_NAMES:
+        domain, task = _SUITE_NAMES[name]
+        # Camera 2 follows the quadruped; the code released for DrQ and its kin uses it too.
+        camera = 2 if domain == "quadruped" else 0
+        return Task(name, "suite", domain, task, PLANET.get(name, SUITE_REPEAT), camera)
     if name in EXCLUDED:
         raise KstepError(f"task {name!r} cannot be used: {EXCLUDED[name]}")
     raise KstepError(f"unknown task {name!r}; {_suggestion(name)}")

@@ -1,20 +1,19 @@
-"""A small pixel world of our own, NumPy only: steer a dot onto a target.
+"""A small pixel world in NumPy: steer a dot onto a target.
 
 Thousands of frames a second, no MuJoCo and no OpenGL, so that a whole training run fits in a test.
 The arena is [-1, 1] x [-1, 1]; dot and target start at random, `NEAREST` to `FARTHEST` apart.
 
 - `toy_reach`: the action moves the dot by up to `SPEED` along each axis. One frame shows the
   whole state.
-- `toy_glide`: the action only pushes; the dot keeps most of its velocity, which no single frame
-  shows. Frame stacking matters here.
+- `toy_glide`: the action accelerates the dot, which keeps most of its velocity; no single frame
+  shows that. Frame stacking matters here.
 
-Reaching the target ends an episode well, leaving the arena ends it badly; both are terminal.
-After `LIMIT` steps time is up, which truncates.
+Reaching the target and leaving the arena are terminal. `LIMIT` steps truncate an episode.
 
 Reward per step: `PROGRESS` x (distance before - distance after) - `TIME`, plus `REACHED` or minus
 `LEFT` at the end. Progress is potential-based shaping, so hovering near the target earns nothing.
 Return of one episode: about +9 for steering straight at the target (in 11 decisions), -4 for
-random actions, -9 for running off; above +6 the task is learned.
+random actions, -9 for leaving the arena; above +6 the task is learned.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ import math
 import numpy as np
 
 from kstep.envs.base import ControlEnv
-from kstep.envs.tasks import TOY
-from kstep.types import Array, KstepError, ObservationKind
+from kstep.types import Array, ObservationKind
 
 LIMIT = 60
 SPEED = 0.07
@@ -37,7 +35,7 @@ TARGET_RADIUS = 0.2
 """The target counts as reached while the dot's centre is inside it: wider than two steps."""
 NEAREST, FARTHEST = 0.7, 1.5
 MARGIN = 0.75
-"""Dot and target start this far from the centre at most, so no single step leaves the arena."""
+"""Dot and target start at most this far from the centre, so no single step leaves the arena."""
 
 PROGRESS, TIME, REACHED, LEFT = 5.0, 0.05, 5.0, 5.0
 
@@ -53,8 +51,6 @@ class ToyEnv(ControlEnv):
     def __init__(
         self, name: str, *, observation: ObservationKind, size: int, action_repeat: int, seed: int
     ) -> None:
-        if name not in TOY:
-            raise KstepError(f"unknown toy {name!r}; known are {', '.join(TOY)}")
         self._name = name
         self._glides = name == "toy_glide"
         self._generator = np.random.Generator(np.random.PCG64(seed))
@@ -71,9 +67,6 @@ class ToyEnv(ControlEnv):
             episode_env_steps=LIMIT,
             camera=0,
         )
-
-    def __str__(self) -> str:
-        return self._name
 
     def _begin(self, seed: int | None) -> None:
         if seed is not None:
@@ -138,7 +131,7 @@ class ToyEnv(ControlEnv):
 
 
 def _disc(image: Array, centre: Array, radius: float, colour: tuple[int, int, int]) -> None:
-    """Paint a disc into a square image; edges blend, so that moves below a pixel still show."""
+    """Paint a disc with blended edges into a square image, so that moves below a pixel show."""
     side = image.shape[0]
     scale = side / 2
     x, y = (float(centre[0]) + 1) * scale, (1 - float(centre[1])) * scale

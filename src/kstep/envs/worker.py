@@ -1,11 +1,11 @@
-"""An environment in a process of its own, so that stepping and rendering run beside learning.
+"""An environment in a process of its own, so that stepping and rendering overlap with learning.
 
-In the loop of this family the action is chosen before the update and the environment moves after
+In the loop of this family the action is chosen before the update and the environment steps after
 it, so the two may overlap without changing a bit of either. `RemoteEnv` looks like any other
 environment; `begin_step` returns at once and `finish_step` waits.
 
-A worker that dies (a driver crash, a kill) or can no longer draw is replaced: the new one enacts
-the episode again from its seed and actions, which ends in the same state, and the run goes on as if
+A worker that dies (a driver crash, a kill) or can no longer render is replaced: the new one replays
+the episode from its seed and actions, which ends in the same state, and the run continues as if
 nothing had happened.
 """
 
@@ -21,35 +21,30 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from kstep.envs.base import ControlEnv, RendererFailed
-from kstep.faults import Fault
+from kstep.errors import Fault
 from kstep.types import Array, KstepError
 
 RETRIES = 3
-"""Workers in a row that may die over one request before it is no longer an accident."""
+"""Workers in a row that may die during one request before the run is ended."""
 
 
 class WorkerDied(Exception):
-    """The process at the other end is gone, or no longer of use."""
+    """The worker process is gone, or can no longer render."""
 
 
 class RemoteEnv(ControlEnv):
-    """A stand-in for an environment that lives in a worker process."""
+    """A proxy for an environment in a worker process."""
 
     def __init__(self, config: Any, seed: int) -> None:
-        """`config` is an `EnvConfig`; whatever it refuses is refused here as well."""
-        self._config, self._seed = config, seed
+        """`config` is an `EnvConfig`; what the environment refuses is raised here as well."""
+        self._config, self._seed, self._name = config, seed, str(config.task)
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Any = None
         self._episode_seed: int | None = None
         self._actions: list[Array] = []
         self._drawing = True
         self._start()
-        described = self._ask("describe")
-        for name, value in described.items():
-            setattr(self, name, value)
-
-    def __str__(self) -> str:
-        return str(self._config.task)
+        vars(self).update(self._ask("describe"))
 
     @property
     def pid(self) -> int:
@@ -67,7 +62,7 @@ class RemoteEnv(ControlEnv):
 
     def begin_step(self, action: Array) -> None:
         self._actions.append(action.copy())
-        # A dead worker is noticed, and replaced, when the answer is asked for.
+        # A dead worker is noticed, and replaced, when the answer is read.
         with contextlib.suppress(WorkerDied):
             self._send("step", action)
 
@@ -97,7 +92,7 @@ class RemoteEnv(ControlEnv):
     def close(self) -> None:
         if self._process is None:
             return
-        self._connection.close()  # the worker leaves when its line is dead
+        self._connection.close()  # upon which the worker exits
         try:
             self._process.wait(timeout=5)
         except subprocess.TimeoutExpired:
@@ -111,12 +106,15 @@ class RemoteEnv(ControlEnv):
             self._process.wait()
             self._connection.close()
         mine, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "kstep.envs.worker", str(theirs.fileno())]
+        # -P: nothing is imported from the current directory.
+        command = [sys.executable, "-P", "-m", "kstep.envs.worker", str(theirs.fileno())]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
         theirs.close()
         self._connection = Connection(mine.detach())
-        self._connection.send((self._config, self._seed))
+        # As in a step: a worker that has died by now is noticed when its answer is read.
+        with contextlib.suppress(WorkerDied):
+            self._send(self._config, self._seed)
 
     def _ask_again(self, *request: Any) -> Any:
         try:
@@ -126,11 +124,11 @@ class RemoteEnv(ControlEnv):
             return self._ask(*request)
 
     def _revive(self) -> Any:
-        """Replace a dead worker, enact the episode again and return its last answer."""
+        """Replace a dead worker, replay the episode and return its last answer."""
         for _ in range(RETRIES):
             try:
                 self._start()
-                return self._enact()
+                return self._replay()
             except WorkerDied as error:
                 reason = f" ({error})" if str(error) else ""
         raise Fault(
@@ -138,7 +136,7 @@ class RemoteEnv(ControlEnv):
             "`kstep doctor` tests rendering, and --overlap off steps in this process"
         )
 
-    def _enact(self) -> Any:
+    def _replay(self) -> Any:
         if self._episode_seed is None:
             return None
         requests = [("reset", self._episode_seed), *(("step", action) for action in self._actions)]
@@ -169,53 +167,27 @@ class RemoteEnv(ControlEnv):
             raise WorkerDied(answer)
         return answer
 
-    # The worker does these.
-
-    def _begin(self, seed: int | None) -> None:
+    def _by_the_worker(self, *arguments: Any, **options: Any) -> Any:
         raise NotImplementedError
 
-    def _simulate(self, action: Array) -> tuple[float, bool, bool]:
-        raise NotImplementedError
-
-    def _state(self) -> Array:
-        raise NotImplementedError
-
-    def _draw(self, height: int, width: int, camera: int) -> Array:
-        raise NotImplementedError
-
-
-DESCRIBED = (
-    "observation",
-    "size",
-    "camera",
-    "action_repeat",
-    "episode_decisions",
-    "render_mode",
-    "action_space",
-    "observation_space",
-)
+    _begin = _simulate = _state = _draw = _by_the_worker
 
 
 def serve(connection: Connection) -> None:
-    """Make an environment and answer requests until the other end hangs up."""
+    """Make an environment and answer requests until the connection is closed."""
     from kstep import envs
 
     env: ControlEnv | None = None
-    try:
+    with contextlib.suppress(EOFError, OSError), contextlib.ExitStack() as stack:
         config, seed = connection.recv()
-        problem = ""
-        try:
-            env = envs.make(config, seed)
-        except KstepError as error:
-            problem = str(error)
         while True:
             name, *arguments = connection.recv()
-            if env is None:
-                connection.send(("error", problem))
-                continue
             try:
+                if env is None:
+                    env = stack.enter_context(contextlib.closing(envs.make(config, seed)))
                 if name == "describe":
-                    answer: Any = {key: getattr(env, key) for key in DESCRIBED}
+                    # What every environment has: observation, size, camera, spaces and so on.
+                    answer: Any = {k: v for k, v in vars(env).items() if not k.startswith("_")}
                 elif name == "reset":
                     answer = env.reset(seed=arguments[0])
                 else:
@@ -225,14 +197,9 @@ def serve(connection: Connection) -> None:
                 connection.send(("useless", str(error)))
             except KstepError as error:
                 connection.send(("error", str(error)))
-    except (EOFError, OSError):
-        pass
-    finally:
-        if env is not None:
-            env.close()
 
 
 if __name__ == "__main__":
-    # Ctrl-C reaches every process of a terminal; this one ends with the run, not before it.
+    # Ctrl-C reaches every process of a terminal; this one must not end before the run.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     serve(Connection(int(sys.argv[1])))

@@ -5,26 +5,28 @@ augmentation, no projection and two views are ours.
 """
 
 from dataclasses import replace
+from typing import Any
 
-from kstep.augment import AugmentConfig
 from kstep.auxiliary.ksl import KSLConfig
+from kstep.auxiliary.ksl_transitions import ConvolutionalTransitionConfig, SharedTransitionConfig
+from kstep.data.augment import NoAugment
 from kstep.methods.base import Method
-from kstep.methods.ksl import KSL
+from kstep.methods.ksl import ENCODER, KSL, SAC, TASK
 
 
-def variant(name: str, summary: str, **changes: object) -> Method:
+def variant(name: str, **changes: Any) -> Method:
     """Return KSL with another name and some changed parts."""
-    return replace(KSL, name=f"ksl-{name}", summary=f"KSL, {summary}", **changes)  # type: ignore[arg-type]
+    return replace(KSL, variant=name, **changes)
 
 
-NONE = AugmentConfig(kind="none")
+def cell(k: int, layers: int) -> KSLConfig:
+    """Return KSL's task with another k and, if any, layers shared with the critic."""
+    task = replace(TASK, k=k)
+    return replace(task, transition=SharedTransitionConfig(layers)) if layers else task
+
 
 GRID = [
-    variant(
-        f"k{k}-l{l}",
-        f"k = {k}, {l} shared critic layers",
-        auxiliary=KSLConfig(k=k, knowledge_sharing=l),
-    )
+    variant(f"k{k}-l{l}", auxiliary=cell(k, l))
     for k in (1, 3, 5)
     for l in (0, 1, 2)  # noqa: E741 - the paper's letter
     if (k, l) != (3, 0)  # that is `ksl` itself
@@ -34,17 +36,16 @@ ABLATIONS = [
     *GRID,
     variant(
         "conv",
-        "a convolutional transition model",
-        encoder=replace(KSL.encoder, head="convolutional"),
-        sac=replace(KSL.sac, actor_encoder="share_convolutions"),
-        auxiliary=KSLConfig(transition="convolutional"),
+        encoder=replace(ENCODER, head="convolutional"),
+        core=replace(SAC, actor_encoder="share_convolutions"),
+        auxiliary=replace(TASK, transition=ConvolutionalTransitionConfig()),
     ),
+    variant("one-optimizer", auxiliary=replace(TASK, one_optimizer=True)),
     variant(
-        "one-optimizer",
-        "one optimizer for both losses",
-        learning=replace(KSL.learning, one_optimizer=True),
+        "no-augmentation",
+        augment=NoAugment(),
+        auxiliary=replace(TASK, augment=NoAugment()),
     ),
-    variant("no-augmentation", "no augmentation", augment=NONE, sequence_augment=NONE),
-    variant("no-projection", "no projection", auxiliary=KSLConfig(projection=False)),
-    variant("two-views", "two views in the critic's loss", sac=replace(KSL.sac, critic_views=2)),
+    variant("no-projection", auxiliary=replace(TASK, projection_hidden=None)),
+    variant("two-views", core=replace(SAC, critic_views=2)),
 ]

@@ -2,65 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
-from kstep.augment import AugmentConfig
 from kstep.auxiliary.base import AuxiliaryConfig
-from kstep.nets.encoder import EncoderConfig
+from kstep.data.augment import Augment, NoAugment
+from kstep.nets.base import EncoderConfig
+from kstep.nets.encoder import PixelEncoderConfig
+from kstep.rl.core import CoreConfig
 from kstep.rl.sac import SACConfig
-from kstep.types import ObservationKind
-
-Part: TypeAlias = Literal["critic", "auxiliary", "actor", "slow"]
+from kstep.types import KstepError, ObservationKind
+from kstep.values import DERIVED, BelowOne, Count, Positive, Rate, change
 
 
 @dataclass(frozen=True)
 class LearningConfig:
     """Batches, rates and schedules; the defaults are the KSL paper's table of hyperparameters."""
 
-    batch_size: int = 128
-    replay_capacity: int = 100_000
+    batch_size: Positive = 128
+    replay_capacity: Positive = 100_000
     """Decisions to remember; the newest are kept."""
-    learning_rate: float = 1e-3
+    learning_rate: Rate = 1e-3
     """2e-4 on cheetah_run, unless set (D31)."""
-    betas: tuple[float, float] = (0.9, 0.999)
-    temperature_learning_rate: float | None = None
-    """None: as `learning_rate`."""
-    temperature_betas: tuple[float, float] = (0.9, 0.999)
-    auxiliary_learning_rate: float | None = None
-    """Of the auxiliary heads. None: as `learning_rate` (D04)."""
-    encoder_auxiliary_learning_rate: float | None = None
-    """Of the encoder in the auxiliary step. None: as the heads'; see `encoder_double_step`."""
-    encoder_double_step: bool = False
-    """Whether the auxiliary gradient steps the encoder twice, as the released code does with two
-    Adams that see the same gradient: exactly one Adam with the sum of their rates (D05)."""
-    one_optimizer: bool = False
-    """One Adam, with one set of moments, for the critic's and the auxiliary loss: the paper's
-    ablation. Otherwise each loss has its own."""
-    encoder_learns_from: Literal["critic and auxiliary", "auxiliary"] = "critic and auxiliary"
-    """With "auxiliary", actor and critic take the convolutions' features as given."""
-    critic_ema_rate: float = 0.01
-    encoder_ema_rate: float = 0.05
-    ema_every: int = 2
+    betas: tuple[BelowOne, BelowOne] = (0.9, 0.999)
+    ema_every: Positive = 2
     """Updates between steps of the slow copies."""
-    actor_every: int = 2
-    auxiliary_every: int = 1
-    order: tuple[Part, ...] = ("critic", "auxiliary", "actor", "slow")
-    """In which order one update takes its parts (D06)."""
-    aligned: bool = False
-    """Whether the transition that the reinforcement-learning loss sees is the first of the
-    auxiliary task's sequence, under the same view, instead of a batch of its own. Then what both
-    losses ask of the slow encoder is computed once."""
-    joint: bool = False
-    """Whether one encoding of that transition's observation serves both losses: both gradients are
-    taken at the same parameters, and each is stepped by its own optimizer. Needs `aligned`."""
-    initial_steps: int = 1000
-    """Random actions before learning starts."""
-    initial_unit: Literal["decisions", "env_steps"] = "decisions"
-    """What `initial_steps` counts (D14)."""
-    pretraining: int = 0
-    """Updates of the auxiliary task alone when learning starts."""
-    burst: int = 0
+    critic_trains: Literal["all", "head", "nothing"] = "all"
+    """What of the encoder the critic's loss trains. What it does not train, actor and critic take
+    as given: the convolutions' features (`head`, Proto-RL), or the whole encoder (`nothing`)."""
+    initial_decisions: Positive = 1000
+    """Random actions before learning starts (D14)."""
+    burst: Count = 0
     """Updates in a row when learning starts, each with all its parts."""
 
 
@@ -68,31 +41,67 @@ class LearningConfig:
 class ExplorationConfig:
     """A first phase that learns from the auxiliary task's own reward (Proto-RL)."""
 
-    env_steps: int | None = None
+    env_steps: Count | None = None
     """Length of the first phase; None: half of the budget."""
-    bonus: float = 0.0
+    bonus: Rate = 0.0
     """Weight of the task-agnostic reward in the second phase; in the first it is the whole."""
+
+    def check(self, method: Method) -> None:
+        if method.auxiliary is None or not method.auxiliary.rewards:
+            raise KstepError("method.exploration needs an auxiliary task that rewards")
+        if method.learning.critic_trains != "head":
+            raise KstepError(
+                "method.exploration needs method.learning.critic_trains=head: the convolutions are "
+                "kept when the task begins"
+            )
 
 
 @dataclass(frozen=True)
 class Method:
     """One way to learn, complete: nothing is decided elsewhere."""
 
-    name: str
-    summary: str
-    observation: ObservationKind = "pixels"
-    image_size: int = 84
-    """Height and width of what the encoder sees; the augmentation decides what is rendered."""
-    stack: int = 3
+    base: str
+    """The method it belongs to, such as `drq`."""
+    variant: str = ""
+    """What tells it from its base: `original`, `released`, an ablation. Empty: the base itself."""
+    summary: str = field(default="", compare=False, metadata=DERIVED)
+    """One line; that of our own methods is in `names.py`."""
+    stack: Positive = 3
     """Consecutive frames in one observation."""
-    encoder: EncoderConfig = field(default_factory=EncoderConfig)
-    augment: AugmentConfig = field(default_factory=AugmentConfig)
+    encoder: EncoderConfig = field(default_factory=PixelEncoderConfig)
+    augment: Augment = field(default_factory=NoAugment)
     """Of the transitions that the reinforcement-learning loss sees."""
-    sac: SACConfig = field(default_factory=SACConfig)
+    core: CoreConfig = field(default_factory=SACConfig)
     auxiliary: AuxiliaryConfig | None = None
-    sequence_augment: AugmentConfig = field(default_factory=AugmentConfig)
-    """Of the sequences that the auxiliary task draws for itself (D13)."""
-    sequence_rule: Literal["any", "released"] = "any"
-    """Which sequences may be drawn: any, or those the released code can reach (D15)."""
     learning: LearningConfig = field(default_factory=LearningConfig)
     exploration: ExplorationConfig | None = None
+    action_repeat: int | None = field(default=None, metadata=DERIVED)
+    """On tasks of the control suite; None: the benchmark's. A run has it in `env.action_repeat`."""
+    per_task: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, metadata=DERIVED)
+    """Settings of this method that differ on a task: `{"cheetah_run": {"learning.learning_rate":
+    2e-4}}`. Applied when a run is resolved."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.base}-{self.variant}" if self.variant else self.base
+
+    @property
+    def observation(self) -> ObservationKind:
+        return self.encoder.observation
+
+    def for_task(self, task: str) -> Method:
+        """Return the method with the values it has on this task."""
+        return replace(change(self, self.per_task.get(task, {})), per_task={})
+
+    def check(self) -> None:
+        """Refuse parts that do not go together, each by what needs it."""
+        for part in (self.encoder, self.core, self.auxiliary, self.exploration):
+            if part is not None:
+                part.check(self)
+        learning = self.learning
+        if learning.replay_capacity < max(2 * learning.initial_decisions, learning.batch_size):
+            raise KstepError(
+                f"method.learning.replay_capacity={learning.replay_capacity} must be at least "
+                f"method.learning.batch_size={learning.batch_size} and twice "
+                f"method.learning.initial_decisions={learning.initial_decisions}"
+            )

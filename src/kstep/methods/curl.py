@@ -6,33 +6,23 @@ RAD's random crops plus a contrastive task between two crops of one observation.
 
 from dataclasses import replace
 
-from kstep.augment import AugmentConfig
 from kstep.auxiliary.curl import CURLConfig
-from kstep.methods.base import LearningConfig, Part
+from kstep.data.crop import Crop
+from kstep.methods.base import LearningConfig
 from kstep.methods.rad import RAD, RAD_ORIGINAL
-
-ORDER: tuple[Part, ...] = ("critic", "actor", "slow", "auxiliary")
 
 CURL = replace(
     RAD,
-    name="curl",
-    summary="CURL: random crops and a contrastive task",
-    auxiliary=CURLConfig(),
-    learning=LearningConfig(order=ORDER),
+    base="curl",
+    auxiliary=CURLConfig(turn="last"),
 )
 
 CURL_ORIGINAL = replace(
     RAD_ORIGINAL,
-    name="curl-original",
-    summary="CURL with its authors' settings",
-    augment=AugmentConfig(kind="crop", pad=8, last_offset=False),
-    auxiliary=CURLConfig(),
-    learning=replace(
-        RAD_ORIGINAL.learning,
-        batch_size=512,
-        order=ORDER,
-        # Two Adams at 1e-3 step the encoder with the same gradient, on every task.
-        auxiliary_learning_rate=1e-3,
-        encoder_auxiliary_learning_rate=2e-3,
-    ),
+    base="curl",
+    augment=Crop(last_offset=False),
+    # Two Adams at 1e-3 step the encoder with the same gradient, on every task.
+    auxiliary=CURLConfig(turn="last", learning_rate=1e-3, encoder_learning_rate=2e-3),
+    learning=LearningConfig(batch_size=512),
+    per_task={"cheetah_run": {"learning.learning_rate": 2e-4}},
 )

@@ -8,31 +8,30 @@ far from them. Then the encoder is kept and SAC learns the task on its features.
 from dataclasses import replace
 
 from kstep.auxiliary.proto import ProtoConfig
-from kstep.methods.base import ExplorationConfig, LearningConfig, Part
-from kstep.methods.ksl import SHIFT
+from kstep.data.augment import Shift
+from kstep.methods.base import ExplorationConfig, LearningConfig
+from kstep.methods.ksl import SAC
 from kstep.methods.sac import SAC_PIXEL
-from kstep.nets.encoder import EncoderConfig
+from kstep.nets.encoder import PixelEncoderConfig
 from kstep.rl.sac import SACConfig
-
-ORDER: tuple[Part, ...] = ("auxiliary", "critic", "actor", "slow")
 
 PROTO_RL = replace(
     SAC_PIXEL,
-    name="proto_rl",
-    summary="Proto-RL: prototypes and exploration first, the task on a kept encoder second",
-    augment=SHIFT,
-    sac=replace(SAC_PIXEL.sac, actor_encoder="share_convolutions"),
-    auxiliary=ProtoConfig(),
-    learning=LearningConfig(encoder_learns_from="auxiliary", auxiliary_every=2, order=ORDER),
+    base="proto_rl",
+    augment=Shift(),
+    core=replace(SAC, actor_encoder="share_convolutions"),
+    auxiliary=ProtoConfig(turn="first", every=2),
+    learning=LearningConfig(critic_trains="head"),
     exploration=ExplorationConfig(),
 )
 
 PROTO_RL_ORIGINAL = replace(
     PROTO_RL,
-    name="proto_rl-original",
-    summary="Proto-RL with its authors' settings",
-    encoder=EncoderConfig(tanh=False, init="orthogonal"),
-    sac=SACConfig(actor_encoder="share_convolutions", init="orthogonal"),
-    learning=replace(PROTO_RL.learning, batch_size=512, learning_rate=1e-4),
+    variant="original",
+    encoder=PixelEncoderConfig(tanh=False, init="orthogonal"),
+    core=SACConfig(actor_encoder="share_convolutions", init="orthogonal"),
+    learning=LearningConfig(critic_trains="head", batch_size=512, learning_rate=1e-4),
     exploration=ExplorationConfig(bonus=0.2),
+    action_repeat=2,
+    per_task={},
 )

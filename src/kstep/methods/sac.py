@@ -7,39 +7,33 @@ The original of SAC from pixels is SAC-AE without its decoder: see methods/sac_a
 
 from dataclasses import replace
 
-from kstep.augment import AugmentConfig
+from kstep.data.augment import NoAugment
 from kstep.methods.base import LearningConfig
 from kstep.methods.ksl import KSL
+from kstep.nets.state import StateEncoderConfig
 from kstep.rl.sac import SACConfig
 
 SAC_PIXEL = replace(
     KSL,
-    name="sac_pixel",
-    summary="Soft Actor-Critic from pixels: no augmentation, no auxiliary task",
-    augment=AugmentConfig(kind="none"),
+    base="sac_pixel",
+    augment=NoAugment(),
     auxiliary=None,
-    sequence_augment=AugmentConfig(kind="none"),
 )
 
 SAC_STATE = replace(
     SAC_PIXEL,
-    name="sac_state",
-    summary="Soft Actor-Critic from the simulator's state vector",
-    observation="state",
+    base="sac_state",
+    encoder=StateEncoderConfig(),
     stack=1,
 )
 
 SAC_STATE_ORIGINAL = replace(
     SAC_STATE,
-    name="sac_state-original",
-    summary="Soft Actor-Critic from state with the settings behind the paper's column",
-    sac=SACConfig(log_std_bounds=(-5.0, 2.0), init="orthogonal"),
+    variant="original",
+    core=SACConfig(log_std_bounds=(-5.0, 2.0), ema_rate=0.005, actor_every=1, init="orthogonal"),
     learning=LearningConfig(
-        batch_size=1024,
-        replay_capacity=1_000_000,
-        learning_rate=1e-4,
-        critic_ema_rate=0.005,
-        actor_every=1,
-        initial_steps=5000,
+        batch_size=1024, replay_capacity=1_000_000, learning_rate=1e-4, initial_decisions=5000
     ),
+    action_repeat=1,
+    per_task={},
 )

@@ -1,21 +1,19 @@
 """The encoder's convolutions in C++: optional, checked before use, never silently wrong.
 
-PyTorch computes 3x3 convolutions directly. Winograd's algorithm needs a quarter of the products,
-and at 32 channels those are most of a learning step on a CPU; see README.md in this folder. The
-library is built when the package is installed, if GCC is there, and loaded here with ctypes:
-it knows neither Python nor PyTorch.
+PyTorch computes 3x3 convolutions directly. Winograd's algorithm needs a quarter of the
+multiplications, and at 32 channels those are most of a learning step on a CPU; see README.md in
+this folder. The library is built when the package is installed, if GCC is available, and loaded
+with ctypes: it depends on neither Python nor PyTorch.
 
-`choose` decides between `torch` and `native` for one shape of encoder: the library must be there,
-know the processor, agree with PyTorch on a random batch, and be faster. `encoder.py` is the
+`choose` decides between `torch` and `native` for one shape of encoder: the library must exist,
+support the processor, agree with PyTorch on a random batch, and be faster. `encoder.py` is the
 function that PyTorch differentiates.
 """
 
 from __future__ import annotations
 
 from kstep.native.choice import NOTHING_TO_DO as NOTHING_TO_DO
-from kstep.native.choice import Asked as Asked
-from kstep.native.choice import Backend as Backend
-from kstep.native.choice import Choice as Choice
+from kstep.native.choice import BackendChoice as BackendChoice
 from kstep.native.choice import choose as choose
 from kstep.native.choice import expected as expected
 from kstep.native.encoder import features as features
@@ -23,4 +21,6 @@ from kstep.native.encoder import usable as usable
 from kstep.native.library import Shape as Shape
 from kstep.native.library import Unavailable as Unavailable
 from kstep.native.library import kernels as kernels
+from kstep.native.library import library_is_there as library_is_there
 from kstep.native.library import load as load
+from kstep.types import Backend as Backend

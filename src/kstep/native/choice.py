@@ -1,4 +1,4 @@
-"""Which backend computes the encoder's convolutions: decided by trying, once, before a run."""
+"""Which backend computes the encoder's convolutions: decided by a trial before a run starts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -16,40 +15,35 @@ from torch.nn.grad import conv2d_input, conv2d_weight
 from kstep.errors import KstepError
 from kstep.native import encoder
 from kstep.native.library import Shape, Unavailable, kernels
-
-Backend = Literal["torch", "native", "compiled"]
-Asked = Literal["auto", "torch", "native", "compiled"]
+from kstep.types import Backend, BackendRequest
 
 NOTHING_TO_DO = "the native encoder is for convolutions of pixels with ReLU, in float32"
 TOLERANCE = 1e-4
-"""Of a trial's outputs, relative to their maximum: ten times what they are off by in float32. A
-wrong kernel is off by 1."""
+"""Of a trial's outputs, relative to their maximum: ten times the usual error of float32. A wrong
+kernel is off by about 1."""
 TRIAL_BATCH = 32
 TRIALS = 5
 
 
 @dataclass(frozen=True)
-class Choice:
+class BackendChoice:
     """What computes the convolutions, and why."""
 
     backend: Backend
     reason: str
-    torch_ms: float | None = None
-    """A trial's forward and backward pass with PyTorch."""
-    native_ms: float | None = None
 
     def __str__(self) -> str:
         return f"encoder: {self.backend} ({self.reason})"
 
 
-def choose(asked: Asked, shape: Shape | None, device: str = "cpu") -> Choice:
+def choose(request: BackendRequest, shape: Shape | None, device: str = "cpu") -> BackendChoice:
     """Return what to use for encoders of this shape (None: there is nothing to convolve).
 
-    `native` is refused with the reason where it cannot be; `auto` takes it where it is right and
-    faster. `compiled`, by PyTorch's compiler, is taken only where asked for.
+    `native` raises with the reason where it cannot be used; `auto` takes it where it is correct and
+    faster. `compiled`, by PyTorch's compiler, is used only on request.
     """
-    if asked in ("torch", "compiled"):
-        return Choice(asked, "as asked")
+    if request in ("torch", "compiled"):
+        return BackendChoice(request, "as requested")
     try:
         if shape is None:
             raise Unavailable(NOTHING_TO_DO)
@@ -58,25 +52,25 @@ def choose(asked: Asked, shape: Shape | None, device: str = "cpu") -> Choice:
         shape.require()
         name = kernels().instructions
         trial = Trial(shape)
-        if not (error := trial.error()) <= TOLERANCE:  # NaN as well
-            raise Unavailable(f"the native encoder is wrong on this machine: off by {error:.1e}")
+        if not (off := trial.error()) <= TOLERANCE:  # NaN as well
+            raise Unavailable(f"the native encoder is wrong on this machine: off by {off:.1e}")
         torch_ms, native_ms = trial.milliseconds()
-    except KstepError as refused:  # also by the library: memory or threads it could not get
-        if asked == "native":
-            raise Unavailable(str(refused)) from refused
-        return Choice("torch", str(refused))
+    except KstepError as error:  # also from the library: memory or threads it could not get
+        if request == "native":
+            raise Unavailable(str(error)) from error
+        return BackendChoice("torch", str(error))
     reason = (
         f"{name}, {TRIAL_BATCH} stacks forward and backward: native {native_ms:.1f} ms, "
         f"torch {torch_ms:.1f} ms"
     )
-    faster = native_ms < torch_ms or asked == "native"
-    return Choice("native" if faster else "torch", reason, torch_ms, native_ms)
+    faster = native_ms < torch_ms or request == "native"
+    return BackendChoice("native" if faster else "torch", reason)
 
 
-def expected(asked: Asked, device: str = "cpu") -> Backend:
+def expected(request: BackendRequest, device: str = "cpu") -> Backend:
     """Return what `choose` is likely to take for pixels, without a trial: for estimates of time."""
-    if asked in ("torch", "compiled"):
-        return asked
+    if request in ("torch", "compiled"):
+        return request
     if device != "cpu":
         return "torch"
     try:
@@ -117,7 +111,7 @@ class Trial:
         return [*self.weights, *self.biases]
 
     def by_torch(self) -> Tensor:
-        """What `PixelEncoder.features` does."""
+        """As `PixelEncoder.features` does it."""
         x = self._floats()
         for weight, bias, stride in zip(self.weights, self.biases, self.shape.strides, strict=True):
             x = torch.relu_(F.conv2d(x, weight, bias, stride))
@@ -132,38 +126,32 @@ class Trial:
 
     def both_ways(self, features: Callable[[], Tensor]) -> Sequence[Tensor]:
         with torch.enable_grad():
-            found = features()
-            return [found, *torch.autograd.grad(found, self.parameters, self.gradient)]
+            outputs = features()
+            return [outputs, *torch.autograd.grad(outputs, self.parameters, self.gradient)]
 
     @torch.no_grad()
     def error(self) -> float:
         """The largest disagreement of a map or a gradient, relative to its maximum.
 
-        Layer by layer, each from what the kernels made of the one before: an activation within
+        Each layer is compared on the kernels' own output of the previous one: an activation within
         rounding of zero may fall to either side, and then whole gradients would rightly differ.
         """
         library, strides = kernels(), self.shape.strides
-        given = (self.shape, self.observation, self.weights, self.biases)
-        maps = library.forward(*given, keep=True)
-        alone = library.forward(*given, keep=False)[-1]
+        arguments = (self.shape, self.observation, self.weights, self.biases)
+        maps = library.forward(*arguments, keep=True)
+        alone = library.forward(*arguments, keep=False)[-1]
         gradient = self.gradient.view(len(self.observation), *self.shape.maps()[-1])
-        gradients = library.backward(
-            self.shape,
-            gradient,
-            self.observation,
-            self.weights,
-            maps,  # type: ignore[arg-type]
-        )
-        found = [tensor.permute(0, 3, 1, 2) for tensor in maps if tensor is not None]
-        inputs = [self._floats(), *found]
+        gradients = library.backward(self.shape, gradient, self.observation, self.weights, maps)
+        outputs = [tensor.permute(0, 3, 1, 2) for tensor in maps]
+        inputs = [self._floats(), *outputs]
         g = gradient.permute(0, 3, 1, 2)
-        errors = [_error(alone.permute(0, 3, 1, 2), found[-1])]  # type: ignore[union-attr]
+        errors = [_error(alone.permute(0, 3, 1, 2), outputs[-1])]
         for i in reversed(range(len(strides))):
             x, weight, stride = inputs[i], self.weights[i], strides[i]
             errors.append(
-                _error(found[i], torch.relu_(F.conv2d(x, weight, self.biases[i], stride)))
+                _error(outputs[i], torch.relu_(F.conv2d(x, weight, self.biases[i], stride)))
             )
-            g = g * (found[i] > 0)
+            g = g * (outputs[i] > 0)
             exact = conv2d_weight(x, list(weight.shape), g, stride)  # type: ignore[no-untyped-call]
             errors.append(_error(gradients[0][i], exact))
             errors.append(_error(gradients[1][i], g.sum((0, 2, 3))))
@@ -172,15 +160,15 @@ class Trial:
         return float(torch.stack(errors).max())
 
     def milliseconds(self) -> tuple[float, float]:
-        """Medians of PyTorch and native, taken in turns."""
-        taken: dict[str, list[float]] = {"torch": [], "native": []}
+        """Medians of PyTorch and native, timed alternately."""
+        times: dict[str, list[float]] = {"torch": [], "native": []}
         for _ in range(TRIALS):
             for name, features in (("torch", self.by_torch), ("native", self.by_native)):
                 started = time.perf_counter()
                 self.both_ways(features)
-                taken[name].append(1000 * (time.perf_counter() - started))
-        return statistics.median(taken["torch"]), statistics.median(taken["native"])
+                times[name].append(1000 * (time.perf_counter() - started))
+        return statistics.median(times["torch"]), statistics.median(times["native"])
 
 
-def _error(found: Tensor, expected: Tensor) -> Tensor:
-    return (found - expected).abs().max() / expected.abs().max().clamp_min(1e-12)
+def _error(computed: Tensor, expected: Tensor) -> Tensor:
+    return (computed - expected).abs().max() / expected.abs().max().clamp_min(1e-12)

@@ -1,4 +1,4 @@
-"""Stacks of frames to features as one function that PyTorch differentiates."""
+"""From stacks of frames to features: one function that PyTorch differentiates."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from kstep.native.library import Shape, kernels, plain
 
 
 def usable(observation: Tensor, parameters: Sequence[Tensor]) -> bool:
-    """Whether this very call can be native: bytes and float32 on the CPU, computed as they are.
+    """Whether this call can be native: bytes and float32 on the CPU, no autocast, no tracing.
 
-    An observation made under `torch.inference_mode` cannot be kept for gradients; PyTorch converts
-    it first and keeps that.
+    An observation made under `torch.inference_mode` cannot be saved for the backward pass; PyTorch
+    converts it to floats first and saves those.
     """
     return (
         observation.dtype == torch.uint8
@@ -40,13 +40,13 @@ def features(
     3x3 convolutions of 32 filters, ReLU after each, of the stack divided by 255. Weights are
     PyTorch's (32, inputs, 3, 3).
 
-    The observation is kept for the backward pass as it is, not copied. PyTorch notices if a tensor
-    is changed in between; it cannot notice that a NumPy array it shares memory with was written to,
-    and the gradients would be those of other frames.
+    The observation is saved for the backward pass without a copy. PyTorch notices if a tensor is
+    changed in between, but not if a NumPy array that shares its memory is: the gradients would
+    then be those of other frames.
     """
     learns = _learns((*weights, *biases))
-    found = _Features.apply(observation, strides, learns, *weights, *biases)  # type: ignore[no-untyped-call]
-    return found.flatten(1)  # type: ignore[no-any-return]
+    last = _Features.apply(observation, strides, learns, *weights, *biases)  # type: ignore[no-untyped-call]
+    return last.flatten(1)  # type: ignore[no-any-return]
 
 
 def _learns(parameters: Sequence[Tensor]) -> bool:
@@ -67,13 +67,11 @@ class _Features(torch.autograd.Function):
         frames, height, width, colours = observation.shape[1:]
         shape = Shape(frames, height, width, colours, strides)
         maps = kernels().forward(shape, observation, weights, biases, keep=learns)
-        last = maps[-1]
-        assert last is not None
         if learns:
             ctx.shape = shape
             ctx.layouts = [weight.stride() for weight in parameters[:layers]]
             ctx.save_for_backward(observation, *weights, *maps)
-        return last
+        return maps[-1]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -88,7 +86,7 @@ class _Features(torch.autograd.Function):
         weights, biases = kernels().backward(
             ctx.shape, gradient, observation, rest[:layers], rest[layers:]
         )
-        # Fused Adam walks through weight and gradient side by side: their layouts must agree.
+        # Fused Adam reads weight and gradient in memory order: their layouts must agree.
         weights = [
             w if w.stride() == layout else w.new_empty_strided(w.shape, layout).copy_(w)
             for w, layout in zip(weights, ctx.layouts, strict=True)

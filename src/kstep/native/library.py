@@ -1,4 +1,4 @@
-"""Find the library, refuse what it cannot do, and call it with pointers that live long enough."""
+"""The C++ library from Python: find it, check every argument, call it with valid pointers."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from kstep.errors import KstepError
 from kstep.native import sources
 
 INTERFACE = 3
-"""What `kstep_native_interface` must answer: the meaning of every call below."""
+"""What `kstep_native_interface` must return: the version of every call below."""
 CHANNELS = 32
 MOST_INPUTS = 16
 MOST_LAYERS = 8
 MOST_SIDE = 4096
 LIMIT = "KSTEP_NATIVE_INSTRUCTIONS"
-"""Environment variable that names the instruction set to use instead of the best: avx2, avx512."""
+"""Environment variable that selects an instruction set instead of the best one: avx2, avx512."""
 
 
 class Unavailable(KstepError):
-    """The native kernels cannot be used, and why."""
+    """The native kernels cannot be used; the message says why."""
 
 
 class _Encoder(ctypes.Structure):
@@ -54,7 +54,7 @@ class _View(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Shape:
-    """What decides whether and how the kernels apply: stacks of frames and the layers over them."""
+    """Stacks of frames and the layers over them: what decides whether the kernels apply."""
 
     frames: int
     height: int
@@ -95,22 +95,12 @@ class Shape:
             found.append((height, width, self.channels))
         return found
 
-    def match(
-        self, observation: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]
-    ) -> None:
-        """Raise if tensors are not what this shape says: the library would walk beyond them."""
+    def match(self, observation: Tensor, weights: Sequence[Tensor]) -> None:
+        """Raise if tensors do not have this shape: the library would read beyond them."""
         frames = (self.frames, self.height, self.width, self.colours)
+        inputs = [self.frames * self.colours, *[CHANNELS] * (len(self.strides) - 1)]
         _same(tuple(observation.shape[1:]), frames, "frames")
-        _same(observation.dtype, torch.uint8, "frames of type")
-        _same(len(weights), len(self.strides), "weights")
-        inputs = self.frames * self.colours
-        for weight in weights:
-            _same(tuple(weight.shape), (CHANNELS, inputs, 3, 3), "weights of shape")
-            inputs = CHANNELS
-        for bias in biases:
-            _same(tuple(bias.shape), (CHANNELS,), "biases of shape")
-        for tensor in (*weights, *biases):
-            _same(tensor.dtype, torch.float32, "parameters of type")
+        _same(_shapes(weights), [(CHANNELS, n, 3, 3) for n in inputs], "weights of shape")
 
     def structure(self, batch: int) -> _Encoder:
         sizes = (batch, self.frames, self.height, self.width, self.colours, len(self.strides))
@@ -118,7 +108,7 @@ class Shape:
 
 
 class Library:
-    """The C interface of encoder.cpp with tensors instead of pointers."""
+    """The C interface of encoder.cpp, with tensors instead of pointers."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -128,27 +118,25 @@ class Library:
             raise Unavailable(f"{path.name} cannot be loaded: {error}") from error
         if interface != INTERFACE:
             raise Unavailable(
-                f"{path.name} is from another version of kstep: install the package again"
+                f"{path.name} is from another version of kstep: reinstall the package"
             )
-        self._c.kstep_native_sources.restype = ctypes.c_char_p
+        calls = ("encoder_forward", "encoder_backward", "layer_forward", "layer_backward", "stacks")
+        for name in ("native_sources", "native_instructions", *calls):
+            getattr(self._c, f"kstep_{name}").restype = ctypes.c_char_p
         beside = sources.digest(path.parent)
         if beside not in (None, self._c.kstep_native_sources().decode()):
             raise Unavailable(
-                f"{path.name} was built from other sources than those beside it: build it again "
-                "with `make test` or `pip install -e .`"
+                f"{path.name} was built from other sources than those beside it: rebuild it with "
+                "`make test` or `pip install -e .`"
             )
-        calls = ("encoder_forward", "encoder_backward", "layer_forward", "layer_backward", "stacks")
-        for name in calls:
-            getattr(self._c, f"kstep_{name}").restype = ctypes.c_char_p
-        self._c.kstep_native_instructions.restype = ctypes.c_char_p
 
     @property
     def instructions(self) -> str:
-        """The instruction set in use, or nothing if the processor has none it knows."""
+        """The instruction set in use; empty if the processor has none that is supported."""
         return str(self._c.kstep_native_instructions().decode())
 
     def use(self, instructions: str | None) -> bool:
-        """Switch to another instruction set; return whether it is there.
+        """Switch to another instruction set; return whether the processor has it.
 
         None: the best one, or the one that KSTEP_NATIVE_INSTRUCTIONS names.
         """
@@ -163,10 +151,11 @@ class Library:
         biases: Sequence[Tensor],
         *,
         keep: bool,
-    ) -> list[Tensor | None]:
-        """Return the maps after each layer, each (B, H, W, 32); all but the last only to `keep`."""
+    ) -> list[Tensor]:
+        """Return the maps (B, H, W, 32) after each layer; only the last unless `keep`."""
         shape.require()
-        shape.match(observation, weights, biases)
+        shape.match(observation, weights)
+        _same(_shapes(biases), [(CHANNELS,)] * len(weights), "biases of shape")
         batch, sizes = len(observation), shape.maps()
         last = len(sizes) - 1
         maps = [_floats(batch, *s) if keep or i == last else None for i, s in enumerate(sizes)]
@@ -174,13 +163,11 @@ class Library:
             "encoder_forward",
             ctypes.byref(shape.structure(batch)),
             _pointer(observation, torch.uint8),
-            _pointers(weights),
-            _pointers(biases),
-            _pointers(maps),
+            *map(_pointers, (weights, biases, maps)),
             int(keep),
             torch.get_num_threads(),
         )
-        return maps
+        return [tensor for tensor in maps if tensor is not None]
 
     def backward(
         self,
@@ -192,12 +179,9 @@ class Library:
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Return the gradients of weights and biases, given that of the last map."""
         shape.require()
-        shape.match(observation, weights, [])
+        shape.match(observation, weights)
         sizes = [(len(observation), *size) for size in shape.maps()]
-        if len(maps) != len(sizes):
-            raise KstepError(f"the native encoder expected {len(sizes)} maps, not {len(maps)}")
-        for tensor, size in zip(maps, sizes, strict=True):
-            _same(tuple(tensor.shape), size, "a map of shape")
+        _same(_shapes(maps), sizes, "maps of shape")
         _same(tuple(gradient.shape), sizes[-1], "a gradient of shape")
         weight_gradients = [torch.empty_like(weight) for weight in weights]
         bias_gradients = [_floats(CHANNELS) for _ in weights]
@@ -206,10 +190,7 @@ class Library:
             ctypes.byref(shape.structure(len(observation))),
             _pointer(gradient),
             _pointer(observation, torch.uint8),
-            _pointers(weights),
-            _pointers(maps),
-            _pointers(weight_gradients),
-            _pointers(bias_gradients),
+            *map(_pointers, (weights, maps, weight_gradients, bias_gradients)),
             torch.get_num_threads(),
         )
         return weight_gradients, bias_gradients
@@ -218,7 +199,7 @@ class Library:
         self,
         ring: npt.NDArray[np.uint8],
         slots: npt.NDArray[np.int64],
-        places: npt.NDArray[np.int64],
+        offsets: npt.NDArray[np.int64],
         size: tuple[int, int],
         *,
         pad: int,
@@ -227,42 +208,23 @@ class Library:
         """Return views (n, S, *size, C) of the frames (n, S) of a ring, see stacks.cpp."""
         count, frames = slots.shape
         _, height, width, colours = ring.shape
-        _same(places.shape, (count, 2), "places of shape")
-        for array, kind in ((ring, np.uint8), (slots, np.int64), (places, np.int64)):
+        _same(offsets.shape, (count, 2), "offsets of shape")
+        for array, kind in ((ring, np.uint8), (slots, np.int64), (offsets, np.int64)):
             _same((array.dtype, array.flags.c_contiguous), (np.dtype(kind), True), "arrays of type")
         last = (height + 2 * pad - size[0], width + 2 * pad - size[1])
         for array, most in (
             (slots, len(ring) - 1),
-            (places[:, 0], last[0]),
-            (places[:, 1], last[1]),
+            (offsets[:, 0], last[0]),
+            (offsets[:, 1], last[1]),
         ):
             # The library would read beyond the ring.
             if array.size and not 0 <= array.min() <= array.max() <= most:
-                raise KstepError(f"the native stacks need places within 0..{most}")
+                raise KstepError(f"the native stacks need offsets within 0..{most}")
         out = np.empty((count, frames, *size, colours), np.uint8)
         view = _View(count, frames, height, width, colours, *size, pad, black)
-        arrays = (ctypes.c_void_p(array.ctypes.data) for array in (ring, slots, places, out))
+        arrays = (ctypes.c_void_p(array.ctypes.data) for array in (ring, slots, offsets, out))
         self._call("stacks", ctypes.byref(view), *arrays, torch.get_num_threads())
         return out
-
-    def layer_forward(self, stride: int, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """One 32 -> 32 layer by itself; x is (B, H, W, 32). For tests."""
-        batch, height, width, _ = x.shape
-        sides = [(side - 3) // stride + 1 for side in (height, width)]
-        y = _floats(batch, *sides, CHANNELS)
-        tensors = (x, weight, bias, y)
-        self._call("layer_forward", batch, height, width, stride, *map(_pointer, tensors))
-        return y
-
-    def layer_backward(
-        self, stride: int, gradient: Tensor, y: Tensor | None, x: Tensor, weight: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients of x, weight and bias, masked where y is not positive. For tests."""
-        found = torch.empty_like(x), torch.empty_like(weight), _floats(CHANNELS)
-        tensors = (gradient, y, x, weight, *found)
-        sizes = (*x.shape[:3], stride)
-        self._call("layer_backward", *sizes, *map(_pointer, tensors))
-        return found
 
     def _call(self, name: str, *arguments: object) -> None:
         needs = getattr(self._c, f"kstep_{name}")(*arguments)
@@ -270,13 +232,17 @@ class Library:
             raise KstepError(f"the native library needs {needs.decode()}")
 
 
-def _same(found: object, expected: object, what: str) -> None:
-    if found != expected:
-        raise KstepError(f"the native encoder expected {what} {expected}, not {found}")
+def _same(actual: object, expected: object, what: str) -> None:
+    if actual != expected:
+        raise KstepError(f"the native encoder expected {what} {expected}, not {actual}")
+
+
+def _shapes(tensors: Sequence[Tensor]) -> list[tuple[int, ...]]:
+    return [tuple(tensor.shape) for tensor in tensors]
 
 
 def plain(weight: Tensor) -> Tensor:
-    """Weights as the library reads them: (output, row, column, input), which is channels last."""
+    """Weights in the library's order, channels last: (output, row, column, input)."""
     return weight.detach().contiguous(memory_format=torch.channels_last)
 
 
@@ -295,21 +261,30 @@ def _load(where: Path) -> Library:
 
 
 def _require_right_views(library: Library) -> None:
-    """Compare a few small views with NumPy's. Convolutions have a trial of their own, choice.py."""
+    """Compare a few small views with NumPy's. Convolutions are checked by a trial in choice.py."""
     ring = np.arange(3 * 4 * 5 * 2, dtype=np.uint8).reshape(3, 4, 5, 2)
     slots = np.array([[2, 0], [1, 1], [0, 2]])
-    places = np.array([[0, 0], [1, 3], [2, 1]])
+    offsets = np.array([[0, 0], [1, 3], [2, 1]])
     for black in (False, True):
         margins = ((0, 0), (1, 1), (1, 1), (0, 0))
         padded = np.pad(ring, margins, mode="constant" if black else "edge")
         expected = [
             padded[stack, top : top + 4, left : left + 4]
-            for stack, (top, left) in zip(slots, places, strict=True)
+            for stack, (top, left) in zip(slots, offsets, strict=True)
         ]
         if not np.array_equal(
-            library.stacks(ring, slots, places, (4, 4), pad=1, black=black), expected
+            library.stacks(ring, slots, offsets, (4, 4), pad=1, black=black), expected
         ):
             raise Unavailable("the native library's views are wrong on this machine")
+
+
+def library_is_there() -> bool:
+    """Whether the library exists and can be loaded."""
+    try:
+        load()
+    except Unavailable:
+        return False
+    return True
 
 
 def load() -> Library:
@@ -317,7 +292,7 @@ def load() -> Library:
     where = path()
     if not where.exists():
         raise Unavailable(
-            "the native encoder was not built: install GCC (g++) and then the package again"
+            "the native encoder was not built: install GCC (g++), then reinstall the package"
         )
     return _load(where)
 
@@ -331,7 +306,7 @@ def kernels() -> Library:
 
 
 def _floats(*size: int) -> Tensor:
-    # Whatever PyTorch's defaults are: the library writes float32 into this memory.
+    # Independent of PyTorch's defaults: the library writes float32 into this memory.
     return torch.empty(size, dtype=torch.float32, device="cpu")
 
 
@@ -342,16 +317,12 @@ def _pointer(tensor: Tensor | None, dtype: torch.dtype = torch.float32) -> ctype
         raise KstepError(f"the native encoder needs tensors on the CPU, not on {tensor.device}")
     if tensor.dtype != dtype:
         raise KstepError(f"the native encoder needs {dtype}, not {tensor.dtype}")
-    # Every kernel walks memory in the order of the dimensions it was promised.
-    if not _packed(tensor):
+    # Every kernel relies on the memory order of the dimensions; weights have channels last.
+    weight = tensor.dim() == 4 and (tensor.shape[0], *tensor.shape[2:]) == (CHANNELS, 3, 3)
+    order = torch.channels_last if weight else torch.contiguous_format
+    if not tensor.is_contiguous(memory_format=order):
         raise KstepError(f"the native encoder needs contiguous memory, not {tensor.stride()}")
     return ctypes.c_void_p(tensor.data_ptr())
-
-
-def _packed(tensor: Tensor) -> bool:
-    if tensor.dim() == 4 and tuple(tensor.shape[2:]) == (3, 3) and tensor.shape[0] == CHANNELS:
-        return tensor.is_contiguous(memory_format=torch.channels_last)
-    return tensor.is_contiguous()
 
 
 def _pointers(tensors: Sequence[Tensor | None]) -> ctypes.Array[ctypes.c_void_p]:

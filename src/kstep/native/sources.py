@@ -1,5 +1,5 @@
-"""Which C++ sources a library was built from. setup.py runs this file by itself: it imports nothing
-that building does not have."""
+"""Which C++ sources a library was built from. setup.py runs this file by itself, so it imports only
+the standard library."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def digest(folder: Path) -> str | None:
-    """Return a name for the sources in a folder; None where there are none."""
+    """Return a digest of the C++ sources in a folder; None where there are none."""
     files = sorted(file for file in folder.iterdir() if file.suffix in (".cpp", ".h"))
     if not files:
         return None

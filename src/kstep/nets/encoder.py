@@ -10,36 +10,41 @@ in its channels-last format, in which oneDNN and cuDNN compute; the native kerne
 they are. Features are flattened in (H, W, C) order so that this costs no copy either. That order is
 part of the weights' meaning on every device.
 
-The convolutions are computed by PyTorch or by the kernels in `kstep.native`, to the same numbers up
-to rounding. Which one is the encoder's `backend`; nothing outside this file can tell.
+Here the convolutions are PyTorch's; backends.py computes the same in other ways.
 """
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal, cast
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
-from kstep import native
 from kstep.native import Backend
+from kstep.nets.base import Encoder, EncoderConfig
 from kstep.nets.init import Init, initialize
-from kstep.types import EnvSpec, KstepError
+from kstep.nets.parts import ConvolutionalHead, FilterResponseNorm
+from kstep.types import KstepError, ObservationKind
+from kstep.values import Fraction, Positive
 
 
 @dataclass(frozen=True)
-class EncoderConfig:
-    """Shape of the convolutional encoder; the defaults are the paper's."""
+class PixelEncoderConfig(EncoderConfig):
+    """The convolutional encoder; the defaults are the paper's."""
 
-    channels: int = 32
+    kind: ClassVar[str] = "convolutional"
+    observation: ClassVar[ObservationKind] = "pixels"
+
+    image_size: Positive = 84
+    """Height and width of what it sees; the augmentation decides what is rendered."""
+    channels: Positive = 32
     """Filters of every convolution."""
-    strides: tuple[int, ...] = (2, 1, 1, 1)
+    strides: tuple[Positive, ...] = (2, 1, 1, 1)
     """One convolution per entry. (2, 2, 1, 1) is the compact encoder of the `cpu` preset."""
-    latent_dim: int = 50
+    latent_dim: Positive = 50
     tanh: bool = True
     """Whether the latent ends in tanh: the paper's text says so, its code does not (D02)."""
     activation: Literal["relu", "frn"] = "relu"
@@ -50,79 +55,33 @@ class EncoderConfig:
     precision: Literal["float32", "tf32", "bfloat16"] = "float32"
     """Of the encoder's products; sums, all else and what is stored stay float32. tf32 is for CUDA
     and concerns every matrix product there."""
+    ema_rate: Fraction = 0.05
+    """Of the slow encoder."""
     init: Init = "delta_orthogonal"
 
+    def build(
+        self, frame_shape: tuple[int, ...], stack: int, backend: Backend = "torch"
+    ) -> PixelEncoder:
+        from kstep.nets.backends import encoder_class
 
-class Encoder(nn.Module):
-    """Something that turns observations (B, S, ...) into latents (B, D) in two stages."""
-
-    feature_shape: tuple[int, ...]
-    """Features before flattening: (H, W, C), or (D,) for a state vector."""
-    map_shapes: tuple[tuple[int, ...], ...] = ()
-    """(H, W, C) after each convolution."""
-    latent_dim: int
+        return encoder_class(self, frame_shape, stack, backend)(self, frame_shape, stack)
 
     @property
-    def feature_dim(self) -> int:
-        return math.prod(self.feature_shape)
+    def head_of_critic(self) -> bool:
+        return self.head == "convolutional"
 
-    def learned(self) -> dict[str, nn.Module]:
-        """Its two stages by name, as optimizers own them; empty if there is nothing to learn."""
-        return {}
+    def compact(self) -> PixelEncoderConfig:
+        """A second stride of 2: about a third of the arithmetic."""
+        return replace(self, strides=(2, 2, 1, 1))
 
-    def features(self, observation: Tensor) -> Tensor:
-        """Observations (B, S, ...) to features (B, F)."""
-        raise NotImplementedError
-
-    def latent(self, features: Tensor) -> Tensor:
-        """Features (B, F) to latents (B, D)."""
-        raise NotImplementedError
-
-    def forward(self, observation: Tensor) -> Tensor:
-        return self.latent(self.features(observation))
-
-
-class FilterResponseNorm(nn.Module):
-    """FRN with its thresholded linear unit (Singh & Krishnan 2019, arXiv:1911.09737)."""
-
-    def __init__(self, channels: int, eps: float = 1e-6) -> None:
-        super().__init__()
-        self.eps = eps
-        self.scale = nn.Parameter(torch.ones(channels, 1, 1))
-        self.shift = nn.Parameter(torch.zeros(channels, 1, 1))
-        self.threshold = nn.Parameter(torch.zeros(channels, 1, 1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        power = x.square().mean(dim=(2, 3), keepdim=True)
-        normalized = self.scale * (x * torch.rsqrt(power + self.eps)) + self.shift
-        return torch.maximum(normalized, self.threshold)
-
-
-class ConvolutionalHead(nn.Module):
-    """Two 3x3 convolutions with stride 2 (32 and 16 filters), flattened: 1,024 at 84 pixels."""
-
-    def __init__(self, feature_shape: tuple[int, ...]) -> None:
-        super().__init__()
-        height, width, channels = feature_shape
-        self.feature_shape = feature_shape
-        self.first = nn.Conv2d(channels, 32, 3, stride=2)
-        self.second = nn.Conv2d(32, 16, 3, stride=2)
-        for _ in range(2):
-            height, width = (height - 3) // 2 + 1, (width - 3) // 2 + 1
-        if min(height, width) < 1:
-            raise KstepError(f"features of {feature_shape} are too small for two more convolutions")
-        self.outputs = height * width * 16
-
-    def forward(self, features: Tensor) -> Tensor:
-        x = features.unflatten(1, self.feature_shape).permute(0, 3, 1, 2)  # type: ignore[no-untyped-call]
-        x = torch.relu(self.second(torch.relu(self.first(x))))
-        return x.permute(0, 2, 3, 1).flatten(1)
+    def shrunk(self) -> PixelEncoderConfig:
+        return replace(self, image_size=48, channels=8, strides=(2, 2, 1, 1), latent_dim=16)
 
 
 class LatentHead(nn.Sequential):
     """Linear, LayerNorm and possibly tanh: the second stage of the encoder."""
 
-    def __init__(self, config: EncoderConfig, feature_shape: tuple[int, ...]) -> None:
+    def __init__(self, config: PixelEncoderConfig, feature_shape: tuple[int, ...]) -> None:
         layers: list[nn.Module] = []
         inputs = math.prod(feature_shape)
         if config.head == "convolutional":
@@ -136,25 +95,15 @@ class PixelEncoder(Encoder):
     """Stacks of frames to latents."""
 
     def __init__(
-        self,
-        config: EncoderConfig,
-        frame_shape: tuple[int, ...],
-        stack: int,
-        backend: Backend = "torch",
+        self, config: PixelEncoderConfig, frame_shape: tuple[int, ...], stack: int
     ) -> None:
         super().__init__()
-        if backend == "native":
-            require_native(config, frame_shape, stack)
-        self.backend: Backend = backend
-        self.precision = config.precision
-        self.strides = config.strides
+        self.config, self.frame_shape, self.stack = config, frame_shape, stack
         height, width, colours = frame_shape
         channels = [stack * colours] + [config.channels] * len(config.strides)
         self.convolutions = nn.ModuleList(
             nn.Conv2d(before, after, kernel_size=3, stride=stride)
-            for before, after, stride in zip(
-                channels[:-1], channels[1:], config.strides, strict=True
-            )
+            for (before, after), stride in zip(pairwise(channels), config.strides, strict=True)
         )
         maps = []
         for stride in config.strides:
@@ -168,115 +117,28 @@ class PixelEncoder(Encoder):
         self.feature_shape = (height, width, config.channels)
         self.map_shapes = tuple(maps)
         self.latent_dim = config.latent_dim
-        self.norms = nn.ModuleList(
-            FilterResponseNorm(config.channels)
-            for _ in config.strides
-            if config.activation == "frn"
-        )
+        norms = len(config.strides) if config.activation == "frn" else 0
+        self.norms = nn.ModuleList(FilterResponseNorm(config.channels) for _ in range(norms))
         self.head = LatentHead(config, self.feature_shape)
         initialize(self, config.init)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
-    def features(self, observation: Tensor) -> Tensor:
-        if self.backend == "native":
-            layers = cast(Sequence[nn.Conv2d], self.convolutions)
-            weights = [layer.weight for layer in layers]
-            biases = [cast(Tensor, layer.bias) for layer in layers]
-            if native.usable(observation, [*weights, *biases]):
-                return native.features(observation, self.strides, weights, biases)
-        with self._in_precision(observation):
-            convolve = _compiled() if self.backend == "compiled" else PixelEncoder._convolve
-            return convolve(self, observation).float()
+    def stages(self) -> dict[str, nn.Module]:
+        trunk = nn.ModuleList([self.convolutions, self.norms]) if self.norms else self.convolutions
+        return {"convolutions": trunk, "head": self.head}
 
-    def _convolve(self, observation: Tensor) -> Tensor:
+    def features(self, observation: Tensor) -> Tensor:
         # (B, S, H, W, C) uint8 -> (B, S*C, H, W) float, channels last. Interleaving the bytes first
         # and converting after is 2.5 times as fast as one strided converting copy.
-        x = torch.cat(observation.unbind(1), dim=-1).float().div_(255.0).permute(0, 3, 1, 2)
+        dtype = cast(nn.Conv2d, self.convolutions[0]).weight.dtype
+        x = torch.cat(observation.unbind(1), dim=-1).to(dtype).div_(255.0).permute(0, 3, 1, 2)
         for i, convolution in enumerate(self.convolutions):
             x = convolution(x)
             x = self.norms[i](x) if self.norms else torch.relu_(x)
         return x.permute(0, 2, 3, 1).flatten(1)
 
     def latent(self, features: Tensor) -> Tensor:
-        with self._in_precision(features):
-            return self.head(features).float()  # type: ignore[no-any-return]
+        return self.head(features)  # type: ignore[no-any-return]
 
-    def _in_precision(self, x: Tensor) -> torch.autocast:
-        lower = self.precision == "bfloat16"
-        return torch.autocast(x.device.type, torch.bfloat16, enabled=lower)
-
-    def learned(self) -> dict[str, nn.Module]:
-        trunk = nn.ModuleList([self.convolutions, self.norms]) if self.norms else self.convolutions
-        return {"convolutions": trunk, "head": self.head}
-
-
-@functools.cache
-def _compiled() -> Callable[[PixelEncoder, Tensor], Tensor]:
-    """The same by PyTorch's compiler; on CUDA, where starting a kernel costs, captured as a graph.
-
-    A function of the encoder, not of one encoder: a slow copy must not compute with its original.
-    """
-    mode = "reduce-overhead" if torch.cuda.is_available() else "default"
-    return torch.compile(PixelEncoder._convolve, mode=mode)
-
-
-class StateEncoder(Encoder):
-    """State vectors as they are: nothing to learn, the same interface."""
-
-    def __init__(self, frame_shape: tuple[int, ...], stack: int) -> None:
-        super().__init__()
-        self.feature_shape = (stack * frame_shape[0],)
-        self.latent_dim = stack * frame_shape[0]
-
-    def features(self, observation: Tensor) -> Tensor:
-        return observation.flatten(1)
-
-    def latent(self, features: Tensor) -> Tensor:
-        return features
-
-
-class GivenFeatures(Encoder):
-    """An encoder whose features were computed already: observations *are* features.
-
-    For methods whose actor and critic take the convolutions as they are; the encoder is borrowed,
-    so it is kept out of the module tree.
-    """
-
-    def __init__(self, encoder: Encoder) -> None:
-        super().__init__()
-        object.__setattr__(self, "_encoder", encoder)
-        self.feature_shape, self.latent_dim = encoder.feature_shape, encoder.latent_dim
-
-    def features(self, observation: Tensor) -> Tensor:
-        return observation
-
-    def latent(self, features: Tensor) -> Tensor:
-        return self._encoder.latent(features)  # type: ignore[no-any-return, operator, union-attr]
-
-
-def build_encoder(
-    config: EncoderConfig, spec: EnvSpec, stack: int, backend: Backend = "torch"
-) -> Encoder:
-    """Return the encoder that fits what the environment shows."""
-    if spec.observation == "state":
-        return StateEncoder(spec.frame_shape, stack)
-    return PixelEncoder(config, spec.frame_shape, stack, backend)
-
-
-def native_shape(
-    config: EncoderConfig, frame_shape: tuple[int, ...], stack: int
-) -> native.Shape | None:
-    """What the native kernels would compute; None where the encoder has other parts than theirs."""
-    if len(frame_shape) != 3 or config.activation != "relu" or config.precision == "bfloat16":
-        return None
-    height, width, colours = frame_shape
-    return native.Shape(stack, height, width, colours, config.strides, config.channels)
-
-
-def require_native(config: EncoderConfig, frame_shape: tuple[int, ...], stack: int) -> None:
-    """Raise `Unavailable` where this encoder cannot be native."""
-    shape = native_shape(config, frame_shape, stack)
-    if shape is None:
-        raise native.Unavailable(native.NOTHING_TO_DO)
-    shape.require()
-    native.kernels()
+    def forward(self, observation: Tensor) -> Tensor:
+        return self.latent(self.features(observation))

@@ -1,4 +1,4 @@
-"""How weights start. The paper does not say; its code used two schemes (docs/decisions/D03)."""
+"""How weights start."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Literal, TypeAlias
 from torch import nn
 
 Init: TypeAlias = Literal["default", "orthogonal", "delta_orthogonal", "glorot"]
-"""`default`: PyTorch's own. `orthogonal`: linear layers with gain 1, convolutions on the flattened
+"""The paper does not say how weights start; its code used two schemes (D03).
+
+`default`: PyTorch's own. `orthogonal`: linear layers with gain 1, convolutions on the flattened
 kernel with gain sqrt(2). `delta_orthogonal`: convolutions start as an orthogonal matrix at the
 kernel's centre tap and zero elsewhere (Xiao et al. 2018), linear layers as before. `glorot`:
 uniform, scaled by fan-in and fan-out, as Keras starts every layer."""
@@ -26,16 +28,12 @@ def initialize(module: nn.Module, scheme: Init) -> None:
         elif isinstance(layer, nn.Linear):
             nn.init.orthogonal_(layer.weight)
         elif scheme == "delta_orthogonal":
-            _delta_orthogonal_(layer)
+            height, width = layer.weight.shape[2:]
+            nn.init.zeros_(layer.weight)
+            centre = layer.weight.data[:, :, height // 2, width // 2]
+            # ReLU halves the second moment, hence the gain sqrt(2).
+            nn.init.orthogonal_(centre, gain=math.sqrt(2))
         else:
             nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))
         if layer.bias is not None:
             nn.init.zeros_(layer.bias)
-
-
-def _delta_orthogonal_(layer: nn.Conv2d | nn.ConvTranspose2d) -> None:
-    height, width = layer.weight.shape[2:]
-    nn.init.zeros_(layer.weight)
-    centre = layer.weight.data[:, :, height // 2, width // 2]
-    # ReLU halves the second moment, hence the gain sqrt(2).
-    nn.init.orthogonal_(centre, gain=math.sqrt(2))

@@ -1,1 +1,1 @@
-"""From results to statements: statistics of returns over seeds and tasks."""
+"""Everything that is stated about results: statistics, comparisons, figures, films, listings."""

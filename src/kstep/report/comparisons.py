@@ -1,14 +1,14 @@
-"""The paper's comparisons of returns: its tables and figures from our runs, its numbers alongside.
+"""The paper's comparisons of returns: its tables and figures from our runs, beside its numbers.
 
 - main: every method on every task, and KSL's average improvement over each other one;
-- tangential: KSL against PI-SAC and Proto-RL, which explores first: each split is a column of its
-  own, and lines in the figure show where it begins to receive the task's reward;
+- tangential: KSL against PI-SAC and Proto-RL, which explores first: each split of the budget is a
+  column, and lines in the figure show where it begins to receive the task's reward;
 - k-l-grid: k predictions by l layers shared with the critic (D20);
 - conv-transition: KSL against one change of it, and how many runs collapsed; optimizers likewise,
-  without that count. For the changed KSL the paper prints curves but no number;
-- generalization: encoders trained on one task, frozen, a plain SAC agent trained on top in every
-  other task; mean over source tasks and seeds. What is frozen: convolutions, linear layer and
-  LayerNorm, for fast and slow values; everything else starts from scratch (D35).
+  without that count. For the changed KSL the paper prints curves but no numbers;
+- generalization: encoders trained on one task, frozen, under a plain SAC agent in every other task;
+  mean over source tasks and seeds. Convolutions, linear layer and LayerNorm are frozen, for critic
+  and target critic; everything else starts from scratch (D35).
 """
 
 from __future__ import annotations
@@ -16,47 +16,53 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from kstep.analysis.tables import Row, markdown, write_table
-from kstep.auxiliary.ksl import KSLConfig
-from kstep.config import Experiment, difference, resolve
-from kstep.encoders import label_of, with_preset
+from kstep.auxiliary.ksl import DenseTransitionConfig, KSLConfig
+from kstep.auxiliary.ksl_transitions import SharedTransitionConfig
+from kstep.config import Experiment, resolve
 from kstep.methods import VARIANT_OF
 from kstep.report import paper, scores
 from kstep.report.collapsed import collapsed_runs
 from kstep.report.figures import Layout, curves
-from kstep.report.scores import Beside, Identify
+from kstep.report.paper import PaperCell
+from kstep.report.scores import Identify
+from kstep.run.saved_encoders import label_of, with_preset
 from kstep.types import KstepError
+from kstep.values import difference
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Which runs belong in it, what they are called there, and what the paper has."""
+    """Which runs belong in it, their labels, and the paper's numbers beside them."""
 
     name: str
-    summary: str
     identify: Identify
-    beside: Beside
+    tables: tuple[str, ...]
+    """The paper's, in the order in which they are asked for its numbers."""
     layout: Layout = lambda task, label: (task, label)
     variants: bool = False
-    """Whether other readings and settings of its methods belong in it as well."""
+    """Whether other variants of its methods belong in it as well."""
     more: Callable[[Sequence[Path], Sequence[Row]], dict[str, list[Row]]] = lambda _, table: {}
     """Further tables, from the run folders and the table of cells, by name."""
 
+    def beside(self, row: Row, mark: int) -> PaperCell | None:
+        """Return the paper's cell for a row at a mark, if it has one."""
+        return paper.beside(row, mark, self.tables)
+
     def write(self, folders: Sequence[Path], output: Path, at: Sequence[int] = ()) -> list[Path]:
-        """Write every evaluation, the table (to compute with and to read) and the curves."""
+        """Write every evaluation, the table (as CSV and as Markdown) and the curves."""
         rows = scores.from_runs(folders, self.identify)
         rows = [row for row in rows if row.get("source") != row["task"]]
         if not rows:
-            raise KstepError("every run has an encoder of its own task: nothing was carried over")
+            raise KstepError("every run has an encoder of its own task: none of them transfers one")
         _refuse_several_ages(rows)
         table = scores.summary(rows, scores.table_marks(rows, at), self.beside)
         more = {name: found for name, found in self.more(folders, table).items() if found}
         tables = {f"{self.name}-runs": rows, self.name: table}
         tables |= {f"{self.name}-{name}": found for name, found in more.items()}
-        blocks = [to_read(table, self.layout)]
+        blocks = [as_markdown(table, self.layout)]
         blocks += [markdown([*own[0]], (row.values() for row in own)) for own in more.values()]
         output.mkdir(parents=True, exist_ok=True)
         written = [write_table(output / f"{name}.csv", found) for name, found in tables.items()]
@@ -67,7 +73,7 @@ class Comparison:
 
 
 def _refuse_several_ages(rows: Sequence[Row]) -> None:
-    """Frozen encoders of one cell must have been trained equally long."""
+    """Raise if frozen encoders of one cell were not trained equally long."""
     ages: dict[object, int] = {}
     for row in rows:
         if "source_env_steps" in row:
@@ -76,7 +82,7 @@ def _refuse_several_ages(rows: Sequence[Row]) -> None:
             if known != age:
                 raise KstepError(
                     f"some encoders of {row['label']} were trained for {known:,} env steps, some "
-                    f"for {age:,}; their returns do not belong in one mean"
+                    f"for {age:,}; their returns cannot be averaged"
                 )
 
 
@@ -86,8 +92,8 @@ LEGEND = (
 )
 
 
-def to_read(table: Sequence[Row], layout: Layout) -> str:
-    """Return the table to read: ours and, in brackets, the paper's; a block per mark."""
+def as_markdown(table: Sequence[Row], layout: Layout) -> str:
+    """Return the table as Markdown: ours and, in brackets, the paper's; a block per mark."""
     blocks = []
     for mark in dict.fromkeys(int(row["env_steps"]) for row in table):
         cells = {
@@ -116,8 +122,9 @@ def _shown(row: Row) -> str:
 def cell(row: Row, whose: str = "") -> str:
     """Return our cell of a summary's row, or the paper's, as 841 ± 33** (n = 10)."""
     std = float(row[f"{whose}std"])
-    spread = "" if std != std else f" ± {std:.0f}"
-    return f"{row[f'{whose}mean']:.0f}{spread}{row[f'{whose}stars']} (n = {row[f'{whose}runs']})"
+    deviation = "" if std != std else f" ± {std:.0f}"
+    mean, stars, runs = (row[whose + name] for name in ("mean", "stars", "runs"))
+    return f"{mean:.0f}{deviation}{stars} (n = {runs})"
 
 
 def by_method(experiment: Experiment) -> Row:
@@ -134,7 +141,7 @@ def by_method(experiment: Experiment) -> Row:
 
 
 def only(*methods: str) -> Identify:
-    """Return an identification that refuses other methods than these."""
+    """Return an identification that raises for other methods than these."""
 
     def identify(experiment: Experiment) -> Row:
         name = experiment.method.name
@@ -147,13 +154,17 @@ def only(*methods: str) -> Identify:
 
 def by_k_and_l(experiment: Experiment) -> Row:
     method = experiment.method
-    task = method.auxiliary
-    if not isinstance(task, KSLConfig):
+    ksl = method.auxiliary
+    if not isinstance(ksl, KSLConfig):
         raise KstepError(f"is {method.name}, which has no k and l")
     plain = resolve("ksl", experiment.env.task, preset=experiment.preset).method
     assert isinstance(plain.auxiliary, KSLConfig)
-    of_grid = replace(plain.auxiliary, k=task.k, knowledge_sharing=task.knowledge_sharing)
-    changed = replace(plain, name=method.name, summary=method.summary, auxiliary=of_grid)
+    transition, layers = plain.auxiliary.transition, ksl.transition.borrowed_layers
+    assert isinstance(transition, DenseTransitionConfig)
+    of_grid = replace(plain.auxiliary, k=ksl.k)
+    if layers:
+        of_grid = replace(of_grid, transition=SharedTransitionConfig(layers, transition.hidden))
+    changed = replace(plain, variant=method.variant, auxiliary=of_grid)
     more = difference(method, changed)
     if more:
         key, here, there = more[0]
@@ -161,7 +172,7 @@ def by_k_and_l(experiment: Experiment) -> Row:
             f"is {method.name}, which is not ksl with another k and l: {key} is {here!r}, not "
             f"{there!r}"
         )
-    label = with_preset(f"k{task.k}-l{task.knowledge_sharing}", experiment)
+    label = with_preset(f"k{ksl.k}-l{layers}", experiment)
     return {**by_method(experiment), "label": label}
 
 
@@ -170,7 +181,7 @@ def by_source(experiment: Experiment) -> Row:
     if source is None:
         raise KstepError("has no frozen encoder: kstep train --frozen-encoder FILE")
     if on_top != "sac_pixel":
-        raise KstepError(f"has {on_top} on its frozen encoder; this is of sac_pixel")
+        raise KstepError(f"has {on_top} on its frozen encoder; this compares sac_pixel")
     return {
         **by_method(replace(experiment, frozen_encoder=None)),
         "label": source.label,
@@ -186,54 +197,31 @@ def grid_layout(task: str, label: str) -> tuple[str, str]:
     return f"{task}, k = {found[1]}{found[3]}", f"l = {found[2]}"
 
 
-def _returns(*tables: str) -> Beside:
-    return partial(paper.beside, tables=tables)
-
-
 COMPARISONS = {
     comparison.name: comparison
     for comparison in (
         Comparison(
             "main",
-            "returns of methods per task",
             by_method,
-            _returns("main", "tangential"),
+            ("main", "tangential"),
             variants=True,
             more=lambda _, table: {"improvement": scores.improvements(table)},
         ),
         Comparison(
             "tangential",
-            "KSL against PI-SAC and Proto-RL",
             only(*(n for n, of in VARIANT_OF.items() if of in ("ksl", "pi_sac", "proto_rl"))),
-            _returns("tangential", "main"),
+            ("tangential", "main"),
             variants=True,
         ),
-        Comparison(
-            "k-l-grid",
-            "k predictions by l shared layers",
-            by_k_and_l,
-            _returns("k-l-grid"),
-            grid_layout,
-        ),
+        Comparison("k-l-grid", by_k_and_l, ("k-l-grid",), grid_layout),
         Comparison(
             "conv-transition",
-            "dense against convolutional transition model",
             only("ksl", "ksl-conv"),
-            _returns("main"),
+            ("main",),
             more=lambda folders, _: {"collapse": collapsed_runs(folders)},
         ),
-        Comparison(
-            "optimizers",
-            "separate optimizers against one",
-            only("ksl", "ksl-one-optimizer"),
-            _returns("main"),
-        ),
-        Comparison(
-            "generalization",
-            "frozen encoders on other tasks than their own",
-            by_source,
-            _returns("generalization"),
-        ),
+        Comparison("optimizers", only("ksl", "ksl-one-optimizer"), ("main",)),
+        Comparison("generalization", by_source, ("generalization",)),
     )
 }
 

@@ -1,4 +1,4 @@
-"""The paper's table of environments from the live ones, and a picture of the six tasks."""
+"""The paper's table of environments, from the live ones, and a picture of the six tasks."""
 
 from __future__ import annotations
 
@@ -7,32 +7,31 @@ from pathlib import Path
 import numpy as np
 
 from kstep.analysis.curves import canvas
-from kstep.analysis.tables import Row, markdown, write_table
+from kstep.analysis.tables import Row, write_both
 from kstep.envs import PLANET, EnvConfig, make, spec_of
 from kstep.report import paper
 from kstep.types import Array
 
 DECISIONS = 100
-"""Random ones per task, to see which rewards there are."""
+"""Random ones per task, to find out which rewards occur."""
 PIXELS = 240
 
 
 def write(output: Path) -> list[Path]:
-    """Write the table, to compute with and to read, and the picture."""
-    rows, frames = zip(*(_looked_at(task) for task in PLANET), strict=True)
+    """Write the table, as CSV and as Markdown, and the picture."""
+    rows, frames = zip(*(_inspect(task) for task in PLANET), strict=True)
     output.mkdir(parents=True, exist_ok=True)
-    text, picture = output / "environments.md", output / "environments.png"
-    text.write_text(markdown([*rows[0]], (row.values() for row in rows)))
+    picture = output / "environments.png"
     shown = canvas(2.4 * len(frames), 2.7)
     for axes, row, frame in zip(shown.subplots(1, len(frames)), rows, frames, strict=True):
         axes.imshow(frame)
         axes.set(xticks=[], yticks=[], title=row["task"])
     shown.savefig(picture, dpi=120)
-    return [write_table(output / "environments.csv", rows), text, picture]
+    return [*write_both(output / "environments", rows), picture]
 
 
-def _looked_at(task: str) -> tuple[Row, Array]:
-    """Return a task's row, the paper's alongside, and how it looks at the start of an episode."""
+def _inspect(task: str) -> tuple[Row, Array]:
+    """Return a task's row beside the paper's, and an image of the start of an episode."""
     env = make(EnvConfig(task, action_repeat=1), 0)
     try:
         spec, rng, rewards = spec_of(env), np.random.default_rng(0), set()
@@ -53,7 +52,7 @@ def _looked_at(task: str) -> tuple[Row, Array]:
         "action_repeat": repeat,
         "paper_action_repeat": theirs["action_repeat"],
         "decisions": "" if length is None else -(-length // repeat),
-        # Graded rewards show themselves soon; what is only ever 0 or 1 is won or not.
+        # Graded rewards show up soon; sparse ones are only ever 0 or 1.
         "rewards": "0 or 1" if rewards <= {0.0, 1.0} else "graded",
         "paper_reward": theirs["reward"],
     }

@@ -13,18 +13,18 @@ from kstep.report import paper
 from kstep.report.scores import Beside
 
 Layout: TypeAlias = Callable[[str, str], tuple[str, str]]
-"""Where a task and a label stand: the panel (or line of a table) and the line in it (or column)."""
+"""A task and a label to their panel and line in a figure, or row and column in a table."""
 
 
 def curves(rows: Sequence[Row], layout: Layout, beside: Beside) -> Figure:
-    """Draw return over env_steps, a panel per line of the table; dashes are the paper's, dotted
+    """Draw return over env_steps, a panel per row of the table; dashes are the paper's, dotted
     lines show where a method that explores first begins to receive the task's reward."""
     panels: dict[str, list[Row]] = {}
     for row in rows:
         panel, line = layout(str(row["task"]), str(row["label"]))
         panels.setdefault(panel, []).append({**row, "label": line, "of": row["label"]})
     every = dict.fromkeys(str(row["label"]) for own in panels.values() for row in own)
-    colours = {line: f"C{place}" for place, line in enumerate(every)}
+    colours = {line: f"C{index}" for index, line in enumerate(every)}
     across = min(3, len(panels))
     down = -(-len(panels) // across)
     shown = canvas(4.4 * across, 3.4 * down)

@@ -1,8 +1,8 @@
 """The KSL paper's own numbers under our names, and ours beside them.
 
-In: `data/reference_results.json` (tables) and `data/ksl_paper_curves.csv` (curves), and which cells
-the paper prints bold and with how many stars. Out: cells as summaries with that verdict, the cell
-that belongs beside one of ours, and a word for where ours stands.
+In: the folder `paper_data` (tables as JSON, curves as CSV), and which cells the paper prints bold
+and with how many stars. Out: its cells, the one that belongs beside one of ours, and the place of
+ours relative to it.
 """
 
 from __future__ import annotations
@@ -14,40 +14,38 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from types import MappingProxyType
 from typing import Any, Literal
 
 from kstep.analysis.tables import Row
-from kstep.config import PRESETS
 from kstep.methods import METHODS, VARIANT_OF
-from kstep.report.statistics import Best, Summary, best_against, welch
+from kstep.names import PRESET_SUMMARIES
+from kstep.report.statistics import FEWEST_SEEDS, Best, Summary, best_against, welch
 from kstep.types import KstepError
 
-Place = Literal["inside", "above", "below"]
+Place = Literal["inside", "above", "below", "too few seeds"]
+"""Of our mean relative to the paper's."""
 
-MARKS: Mapping[int, str] = MappingProxyType({100_000: "steps_100k", 500_000: "steps_500k"})
-"""Where its tables look, and what the data calls it."""
+MARKS: Mapping[int, str] = {100_000: "steps_100k", 500_000: "steps_500k"}
+"""env_steps of its tables, and their keys in the data file."""
 CURVE_MARKS = range(0, 500_001, 20_000)
-"""Where its curves have points."""
+"""env_steps of the points of its curves."""
 GRID_TASK = "cheetah_run"
 
-VERDICTS: Mapping[tuple[str, int], str] = MappingProxyType(
-    {
-        ("main", 100_000): "ksl** ksl** ksl** ksl** ksl** ksl**",
-        ("main", 500_000): "ksl ksl* ksl ksl** ksl* ksl*",
-        ("tangential", 100_000): "ksl** ksl** ksl** ksl** ksl** ksl**",
-        ("tangential", 500_000): "ksl ksl** ksl** ksl** ksl* ksl**",
-        ("generalization", 100_000): "curl ksl ksl** ksl ksl* ksl*",
-        ("k-l-grid", 100_000): "k3-l0",
-        ("k-l-grid", 500_000): "k3-l0",
-    }
-)
-"""Per table and mark: what it prints bold in each of the table's tasks, and the stars on it."""
+BOLD: Mapping[tuple[str, int], str] = {
+    ("main", 100_000): "ksl** ksl** ksl** ksl** ksl** ksl**",
+    ("main", 500_000): "ksl ksl* ksl ksl** ksl* ksl*",
+    ("tangential", 100_000): "ksl** ksl** ksl** ksl** ksl** ksl**",
+    ("tangential", 500_000): "ksl ksl** ksl** ksl** ksl* ksl**",
+    ("generalization", 100_000): "curl ksl ksl** ksl ksl* ksl*",
+    ("k-l-grid", 100_000): "k3-l0",
+    ("k-l-grid", 500_000): "k3-l0",
+}
+"""Per table and mark: which method it prints bold in each of the table's tasks, with its stars."""
 
 
 @dataclass(frozen=True)
-class Printed(Summary):
-    """A cell of the paper: mean, standard deviation, number of runs, and its verdict."""
+class PaperCell(Summary):
+    """A cell of the paper: mean, standard deviation, number of runs, and how it is printed."""
 
     best: bool = False
     """Bold."""
@@ -62,15 +60,15 @@ def table(name: str) -> dict[str, Any]:
 
 
 @cache
-def cells(name: str, mark: int) -> dict[str, dict[str, Printed]]:
+def cells(name: str, mark: int) -> dict[str, dict[str, PaperCell]]:
     """Return one of the paper's tables of returns as task -> method -> cell."""
-    if (name, mark) not in VERDICTS:
-        there = ", ".join(f"{table} at {at:,}" for table, at in VERDICTS)
-        raise KstepError(f"the paper has no table '{name}' at {mark:,} env steps; it has {there}")
+    if (name, mark) not in BOLD:
+        known = ", ".join(f"{table} at {at:,}" for table, at in BOLD)
+        raise KstepError(f"the paper has no table '{name}' at {mark:,} env steps; it has {known}")
     runs, rows = _rows(name, mark)
     return {
         task: {
-            method: Printed(
+            method: PaperCell(
                 float(mean),
                 float(std),
                 runs,
@@ -79,7 +77,7 @@ def cells(name: str, mark: int) -> dict[str, dict[str, Printed]]:
             )
             for method, (mean, std) in row.items()
         }
-        for (task, row), bold in zip(rows.items(), VERDICTS[name, mark].split(), strict=True)
+        for (task, row), bold in zip(rows.items(), BOLD[name, mark].split(), strict=True)
     }
 
 
@@ -94,7 +92,7 @@ def _rows(name: str, mark: int) -> tuple[int, dict[str, dict[str, tuple[float, f
     data = table({"generalization": "generalization_100k"}.get(name, name))
     rows, runs = data.get("rows") or data[MARKS[mark]], data["seeds"]
     if name == "generalization":
-        runs *= len(rows) - 1  # each encoder was carried to every other task
+        runs *= len(rows) - 1  # each encoder was used in every other task
     return runs, {
         task: {
             {"prl": "proto_rl"}.get(method, method): (cell["mean"], cell["std"])
@@ -118,48 +116,48 @@ def curves() -> dict[tuple[str, str], dict[int, Summary]]:
 
 
 def name_of(label: str) -> str:
-    """Return what the paper calls a method: KSL's three readings stand beside the same column, and
-    so do a peer's two settings. Empty for what it has no column for."""
+    """Return the paper's column for a method: KSL's three readings share one, and so do a peer's
+    two settings. Empty where it has none."""
     return VARIANT_OF.get(_bare(label), "")
 
 
 def _bare(label: str) -> str:
     """Return a label without a preset and without the lengths of two phases."""
-    return re.sub(rf"(-({'|'.join(PRESETS)}))?( \d+k?/\d+k?)?$", "", label)
+    return re.sub(rf"(-({'|'.join(PRESET_SUMMARIES)}))?( \d+k?/\d+k?)?$", "", label)
 
 
-def beside(row: Row, mark: int, tables: Sequence[str]) -> Printed | None:
+def beside(row: Row, mark: int, tables: Sequence[str]) -> PaperCell | None:
     """Return the paper's cell for one of our rows, from the first of these tables that has one.
 
-    Between the tables' marks it is a point of the paper's curves. Proto-RL's cell at a mark is of
-    the run that explored for half of it.
+    Between the tables' marks it is a point of the paper's curves. Proto-RL's cell at a mark belongs
+    to the run that explored for half of it.
     """
     task, label = str(row["task"]), str(row["label"])
     explored = int(row.get("exploration", 0))
     if explored and 2 * explored != mark:
         return None
     for name in tables:
-        if (name, mark) in VERDICTS:
+        if (name, mark) in BOLD:
             method = _bare(label) if name == "k-l-grid" else name_of(label)
             found = cells(name, mark).get(task, {}).get(method)
             if found is not None:
                 return found
     point = None if "main" not in tables else curves().get((task, name_of(label)), {}).get(mark)
-    return None if point is None else Printed(point.mean, point.sd, point.n)
+    return None if point is None else PaperCell(point.mean, point.sd, point.n)
 
 
 def contest(found: Mapping[str, Summary], methods: Mapping[str, str]) -> Best | None:
     """Find the best of those that see images and test it, as the paper does; None if none does.
 
-    `methods`: which method each label is. SAC from state is not in the running, and neither is
-    another variant of the best one its rival.
+    `methods`: which method each label is. SAC from state does not compete, and other variants of
+    the best one are not its rivals.
     """
-    seen = [label for label in found if not sees_state(methods[label])]
-    if not seen:
+    entrants = [label for label in found if not sees_state(methods[label])]
+    if not entrants:
         return None
-    best = max(seen, key=lambda label: found[label].mean)
+    best = max(entrants, key=lambda label: found[label].mean)
     own = name_of(best) or best
-    rivals = [label for label in seen if (name_of(label) or label) != own]
+    rivals = [label for label in entrants if (name_of(label) or label) != own]
     return best_against(best, found, rivals)
 
 
@@ -168,11 +166,13 @@ def sees_state(method: str) -> bool:
 
 
 def place(ours: Summary, theirs: Summary, level: float = 0.05) -> Place:
-    """Say whether our mean differs from the paper's (Welch): inside if it does not."""
+    """Return whether our mean differs from the paper's (Welch): inside if it does not."""
+    if ours.n < FEWEST_SEEDS:
+        return "too few seeds"
     if not welch(ours, theirs) < level:
         return "inside"
     return "above" if ours.mean > theirs.mean else "below"
 
 
 def _shipped(name: str) -> str:
-    return files("kstep").joinpath("data", name).read_text()
+    return files("kstep").joinpath("paper_data", name).read_text()

@@ -1,40 +1,36 @@
 """Scores of runs: one row per evaluation of a run, and what follows from them at a mark.
 
 In: run folders, or the table of evaluations and the runs it should hold. Out: rows with `label`,
-`method`, `task`, `seed`, `exploration` (env_steps spent before the task's reward counts), what else
-tells two runs apart, `env_steps` and `score`; from these a cell per mark, task and label with its
-verdict and the paper's. Seeds are the unit: a run's score is the mean return of its evaluation
-episodes. What a method did while it explored is drawn in curves and tabulated nowhere.
+`method`, `task`, `seed`, `exploration` (env_steps spent before the task's reward counts), whatever
+else distinguishes two runs, `env_steps` and `score`; from these a cell per mark, task and label
+with its tests and the paper's. Seeds are the unit: a run's score is the mean return of its
+evaluation episodes. Evaluations during exploration are drawn in curves and tabulated nowhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
+import polars as pl
 
-from kstep.analysis.tables import Row
-from kstep.config import Experiment, resolve
+from kstep.analysis.tables import Row, grouped
+from kstep.config import Experiment
 from kstep.report import paper
-from kstep.report.paper import Printed
-from kstep.report.statistics import FEWEST_SEEDS, Summary, summarize
-from kstep.run import Run
+from kstep.report.paper import PaperCell
+from kstep.report.statistics import summarize
+from kstep.run.folder import Run
 from kstep.sweep import store
 from kstep.sweep.plan import RunSpec
 from kstep.types import KstepError
 
-if TYPE_CHECKING:
-    import polars as pl
-
 Identify: TypeAlias = Callable[[Experiment], Row]
-"""Who a run is in a comparison; raises for one that does not belong there."""
-Beside: TypeAlias = Callable[[Row, int], Printed | None]
+"""The identity of a run in a comparison; raises for one that does not belong in it."""
+Beside: TypeAlias = Callable[[Row, int], PaperCell | None]
 """The paper's cell for a row and a mark, if it has one."""
 
-FEW = "too few seeds"
-"""Where ours stands, if that cannot be said."""
 OF_ONE_RUN = ("env_steps", "score")
 """What differs between the rows of one run."""
 
@@ -67,25 +63,17 @@ def from_runs(folders: Iterable[Path], identify: Identify) -> list[Row]:
 
 
 def identities(specs: Iterable[RunSpec], identify: Identify) -> dict[str, Row]:
-    """Return who planned runs are, by their setting."""
+    """Return the identities of planned runs, by their setting."""
     found: dict[str, Row] = {}
     for spec in specs:
         if spec.setting not in found:
-            found[spec.setting] = identify(
-                resolve(
-                    spec.method,
-                    spec.task,
-                    preset=spec.preset,
-                    env_steps=spec.env_steps,
-                    overrides=spec.overrides,
-                )
-            )
+            found[spec.setting] = identify(spec.experiment())
     return found
 
 
 def from_table(frame: pl.DataFrame, who: Mapping[str, Row], tasks: Sequence[str] = ()) -> list[Row]:
-    """Read what the table has of runs with these settings, in their order and whatever their seed,
-    and of others'."""
+    """Return the table's rows of runs with these settings, in their order and whatever their seed,
+    and those imported from others."""
     rows: list[Row] = []
     settings: dict[tuple[object, ...], str] = {}
     for found in store.scores(frame).iter_rows(named=True):
@@ -103,26 +91,26 @@ def from_table(frame: pl.DataFrame, who: Mapping[str, Row], tasks: Sequence[str]
             )
         row = {**identity, "seed": found["seed"], "env_steps": found["mark"]}
         rows.append({**row, "score": found["score"]})
-    order = {(row["task"], row["label"]): place for place, row in enumerate(who.values())}
+    order = {(row["task"], row["label"]): index for index, row in enumerate(who.values())}
     return sorted(rows, key=lambda row: order.get((row["task"], row["label"]), len(order)))
 
 
 def _imported(found: Mapping[str, Any]) -> Row:
     name = found["method"]
-    if found["flavour"] not in ("controlled", "published"):
-        name += f"-{found['flavour']}"
+    if found["variant"] not in ("controlled", "published"):
+        name += f"-{found['variant']}"
     label = f"{name} ({found['source']})"
     return {"label": label, "method": name, "task": found["task"], "seed": 0, "exploration": 0}
 
 
 def exploring(row: Row) -> bool:
-    """Whether an evaluation is of a time when the task's reward was not learned from yet."""
+    """Whether an evaluation dates from before the task's reward was learned from."""
     return 0 < int(row["exploration"]) >= int(row["env_steps"])
 
 
 def table_marks(rows: Sequence[Row], at: Sequence[int]) -> list[int]:
-    """Return the marks to tabulate: those asked for, else the paper's that were reached, else the
-    last that all runs have."""
+    """Return the marks to tabulate: the requested ones, else the paper's that were reached, else
+    the last that all runs have."""
     runs: dict[tuple[object, ...], set[int]] = {}
     for row in rows:
         if not exploring(row):
@@ -131,8 +119,8 @@ def table_marks(rows: Sequence[Row], at: Sequence[int]) -> list[int]:
     reached = set.union(*runs.values()) if runs else set()
     missing = [mark for mark in at if mark not in reached]
     if missing:
-        there = ", ".join(f"{mark:,}" for mark in sorted(reached))
-        raise KstepError(f"no run was evaluated at {missing[0]:,} env steps, but at {there}")
+        marks = ", ".join(f"{mark:,}" for mark in sorted(reached))
+        raise KstepError(f"no run was evaluated at {missing[0]:,} env steps, but at {marks}")
     chosen = list(at) or [mark for mark in paper.MARKS if mark in reached]
     shared = set.intersection(*runs.values()) if runs else set()
     if not chosen and not shared:
@@ -141,27 +129,25 @@ def table_marks(rows: Sequence[Row], at: Sequence[int]) -> list[int]:
 
 
 def summary(rows: Sequence[Row], marks: Sequence[int], beside: Beside) -> list[Row]:
-    """Return a row per mark, task and label: mean, standard deviation and number of runs, the
-    verdict as in the paper, and the paper's cell.
+    """Return a row per mark, task and label: mean, standard deviation and number of runs, the tests
+    of the paper, and the paper's cell.
 
     `best` is 1 for the highest mean of a method that sees images, with `stars` against its closest
     rival; `p` and `p_holm` are Welch's test of the best against this one.
     """
     table: list[Row] = []
+    counted = grouped((row for row in rows if not exploring(row)), "env_steps", "task")
     for mark in marks:
-        for task in dict.fromkeys(str(row["task"]) for row in rows):
-            here: dict[str, list[Row]] = {}
-            for row in rows:
-                if (row["task"], row["env_steps"]) == (task, mark) and not exploring(row):
-                    here.setdefault(str(row["label"]), []).append(row)
+        for task in dict.fromkeys(row["task"] for row in rows):
+            here = grouped(counted.get((mark, task), ()), "label")
             cells = {
-                label: summarize([float(row["score"]) for row in own])
-                for label, own in here.items()
+                str(label): summarize([float(row["score"]) for row in own])
+                for (label,), own in here.items()
             }
-            methods = {label: str(own[0]["method"]) for label, own in here.items()}
+            methods = {str(label): str(own[0]["method"]) for (label,), own in here.items()}
             best = paper.contest(cells, methods)
             for label, ours in cells.items():
-                first = here[label][0]
+                first = here[label,][0]
                 theirs = beside(first, mark)
                 won = best is not None and best.name == label
                 table.append(
@@ -182,21 +168,15 @@ def summary(rows: Sequence[Row], marks: Sequence[int], beside: Beside) -> list[R
                         "paper_runs": theirs.n if theirs else 0,
                         "paper_best": int(theirs.best) if theirs else 0,
                         "paper_stars": theirs.stars if theirs else "",
-                        "place": _place(ours, theirs),
+                        "place": paper.place(ours, theirs) if theirs else "",
                     }
                 )
     return table
 
 
-def _place(ours: Summary, theirs: Summary | None) -> str:
-    if theirs is None:
-        return ""
-    return FEW if ours.n < FEWEST_SEEDS else paper.place(ours, theirs)
-
-
 def improvements(table: Sequence[Row]) -> list[Row]:
-    """Return by how much KSL's mean is above each other method's that sees images, in percent, the
-    average over the tasks that both have; the paper's from its own tables alongside."""
+    """Return by how many percent KSL's mean is above that of each other method that sees images,
+    averaged over the tasks that both have; beside it the same from the paper's own tables."""
     found: list[Row] = []
     for mark in dict.fromkeys(int(row["env_steps"]) for row in table):
         means: dict[str, dict[str, float]] = {}
@@ -224,7 +204,7 @@ def improvements(table: Sequence[Row]) -> list[Row]:
 def paper_improvement(over: str, mark: int) -> float:
     """Return KSL's average improvement over a method in the paper's tables; nan if it has none."""
     for name in ("main", "tangential"):
-        if (name, mark) in paper.VERDICTS:
+        if (name, mark) in paper.BOLD:
             rows = paper.cells(name, mark).values()
             pairs = [(row["ksl"].mean, row[over].mean) for row in rows if over in row]
             if pairs:
@@ -233,8 +213,8 @@ def paper_improvement(over: str, mark: int) -> float:
 
 
 def _percent(pairs: Sequence[tuple[float, float]]) -> float:
-    """Return the mean over tasks of how much the first is above the second; nan where that has no
-    meaning, because a return to be improved on is not positive."""
+    """Return the mean over tasks of how much the first is above the second; nan where that is
+    meaningless because a return to improve on is not positive."""
     if not pairs or min(second for _, second in pairs) <= 0.0:
         return float("nan")
     return float(np.mean([100.0 * (first / second - 1.0) for first, second in pairs]))

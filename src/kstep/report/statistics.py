@@ -2,17 +2,17 @@
 
 Scores have the shape (runs, tasks), one number per seed and task, already averaged over evaluation
 episodes: seeds are the unit, never episodes. The paper's own statistics are the mean and standard
-deviation over seeds and Welch's test of the best method against the others. What the field asks for
+deviation over seeds and Welch's test of the best method against the others. The field's standard
 since (Agarwal et al. 2021, arXiv:2108.13264) are interquartile means and optimality gaps with
 stratified bootstrap intervals, performance profiles, probabilities of improvement and aggregates
-along the curve. Nothing draws from a global generator: whatever is random takes a seed.
+along the curve. Nothing uses a global generator: every random function takes a seed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,13 +22,14 @@ Array: TypeAlias = npt.NDArray[np.float64]
 Aggregate: TypeAlias = Callable[[Array], Array]
 """From (..., runs, tasks) to (...)."""
 
+CONFIDENCE = 0.95
 FEWEST_SEEDS = 3
-"""With fewer there is no interval: it would say more about luck than about the method."""
+"""With fewer there is no interval: it would reflect luck more than the method."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What papers print of one cell."""
+    """Mean, standard deviation and number of seeds: what papers print in a cell."""
 
     mean: float
     sd: float
@@ -46,7 +47,7 @@ def summarize(scores: npt.ArrayLike) -> Summary:
 def welch(first: Summary, second: Summary) -> float:
     """Return the two-sided p of Welch's test that two means differ; variances may differ.
 
-    nan where nothing can be said: a side with one seed, or two constants that are the same.
+    nan where it is undefined: a side with one seed, or two equal constants.
     """
     with np.errstate(invalid="ignore", divide="ignore"):
         found = stats.ttest_ind_from_stats(
@@ -68,7 +69,7 @@ def holm(p_values: Sequence[float]) -> tuple[float, ...]:
 
 
 def stars(p: float) -> str:
-    """Return the paper's marks: * below 0.05, ** below 0.01."""
+    """Return the paper's stars: * below 0.05, ** below 0.01."""
     return "**" if p < 0.01 else "*" if p < 0.05 else ""
 
 
@@ -78,13 +79,13 @@ class Best:
 
     name: str
     p: Mapping[str, float]
-    """Per rival; nan where one cannot be tested."""
+    """Per rival; nan where the test is undefined."""
     corrected: Mapping[str, float]
     """With Holm's correction for the number of rivals, which the paper does not apply."""
 
     @property
     def closest(self) -> str:
-        """The rival that a star on the best one depends on; empty without any."""
+        """The rival that the best one's stars depend on; empty without any."""
         return max(self.p, key=lambda rival: (np.isnan(self.p[rival]), self.p[rival]), default="")
 
     @property
@@ -117,18 +118,8 @@ def iqm(scores: npt.ArrayLike) -> Array:
     return np.asarray(flat[..., cut : flat.shape[-1] - cut].mean(axis=-1))
 
 
-def mean(scores: npt.ArrayLike) -> Array:
-    """Return the mean over tasks of the mean over runs."""
-    return np.asarray(_finite(scores).mean(axis=(-2, -1)))
-
-
-def median(scores: npt.ArrayLike) -> Array:
-    """Return the median over tasks of the mean over runs."""
-    return np.asarray(np.median(_finite(scores).mean(axis=-2), axis=-1))
-
-
 def optimality_gap(scores: npt.ArrayLike, target: float = 1.0) -> Array:
-    """Return how much runs fall short of the target on average; what is above it counts as it."""
+    """Return the mean shortfall from the target; scores above it count as the target."""
     return np.asarray(target - np.minimum(_finite(scores), target).mean(axis=(-2, -1)))
 
 
@@ -148,74 +139,23 @@ class Interval:
         return f"n = {self.n}: too few seeds for an interval" if few else f"n = {self.n}"
 
 
+def share_above(threshold: float) -> Aggregate:
+    """Return the aggregate of a performance profile at one threshold: the share of all runs with a
+    score above it."""
+    return lambda scores: np.asarray((_finite(scores) > threshold).mean(axis=(-2, -1)))
+
+
 def bootstrap(
-    scores: npt.ArrayLike,
-    aggregate: Aggregate,
-    *,
-    seed: int,
-    confidence: float = 0.95,
-    repetitions: int = 2_000,
+    scores: npt.ArrayLike, aggregate: Aggregate, *, seed: int, repetitions: int = 2_000
 ) -> Interval:
-    """Return an aggregate with a stratified percentile bootstrap: runs redrawn within each task."""
-    values = _finite(scores, 2)
-    runs = values.shape[0]
-    estimate = float(aggregate(values))
-    if runs < FEWEST_SEEDS:
-        return Interval(estimate, float("nan"), float("nan"), runs)
-    draws = np.concatenate([aggregate(redrawn) for redrawn in _redrawn(values, seed, repetitions)])
-    low, high = np.quantile(draws, [(1 - confidence) / 2, (1 + confidence) / 2])
-    return Interval(estimate, float(low), float(high), runs)
+    """Return an aggregate with a stratified percentile bootstrap: resamples runs in each task.
 
-
-def sample_efficiency(
-    curves: Mapping[int, npt.ArrayLike],
-    aggregate: Aggregate,
-    *,
-    seed: int,
-    confidence: float = 0.95,
-    repetitions: int = 2_000,
-) -> dict[int, Interval]:
-    """Return an aggregate with its pointwise interval at every mark; scores (runs, tasks) each.
-
-    Every mark redraws with the same seed: marks that have the same runs redraw the same ones, so a
-    curve is resampled as a whole.
+    The same seed chooses the same runs. So intervals along a curve or a profile are pointwise, but
+    the curve is resampled as a whole.
     """
-    return {
-        mark: bootstrap(
-            curves[mark], aggregate, seed=seed, confidence=confidence, repetitions=repetitions
-        )
-        for mark in sorted(curves)
-    }
-
-
-def performance_profile(scores: npt.ArrayLike, thresholds: npt.ArrayLike) -> Array:
-    """Return, per threshold, the part of all runs whose score is above it."""
-    values, marks = _finite(scores, 2), np.asarray(thresholds, dtype=np.float64)
-    return np.asarray((values[..., None] > marks).mean(axis=(0, 1)))
-
-
-def profile_band(
-    scores: npt.ArrayLike,
-    thresholds: npt.ArrayLike,
-    *,
-    seed: int,
-    confidence: float = 0.95,
-    repetitions: int = 2_000,
-) -> tuple[Array, Array]:
-    """Return the pointwise bootstrap band of a performance profile."""
     values = _finite(scores, 2)
-    marks = np.asarray(thresholds, dtype=np.float64)
-    if values.shape[0] < FEWEST_SEEDS:
-        nothing = np.full(marks.shape, np.nan)
-        return nothing, nothing
-    draws = np.concatenate(
-        [
-            np.stack([performance_profile(one, marks) for one in redrawn])
-            for redrawn in _redrawn(values, seed, repetitions)
-        ]
-    )
-    low, high = np.quantile(draws, [(1 - confidence) / 2, (1 + confidence) / 2], axis=0)
-    return low, high
+    draws = (aggregate(block) for block in _resamples(values, seed, repetitions))
+    return _interval(aggregate(values), len(values), draws)
 
 
 def probability_of_improvement(first: npt.ArrayLike, second: npt.ArrayLike) -> Array:
@@ -233,57 +173,44 @@ def probability_of_improvement(first: npt.ArrayLike, second: npt.ArrayLike) -> A
 
 
 def improvement_interval(
-    first: npt.ArrayLike,
-    second: npt.ArrayLike,
-    *,
-    seed: int,
-    confidence: float = 0.95,
-    repetitions: int = 2_000,
+    first: npt.ArrayLike, second: npt.ArrayLike, *, seed: int, repetitions: int = 2_000
 ) -> Interval:
     """Return the probability of improvement with its bootstrap interval."""
     one, other = _finite(first, 2), _finite(second, 2)
-    estimate = float(probability_of_improvement(one, other))
-    n = min(len(one), len(other))
-    if n < FEWEST_SEEDS:
-        return Interval(estimate, float("nan"), float("nan"), n)
     left, right = np.random.SeedSequence(seed).spawn(2)
-    draws = np.concatenate(
-        [
-            probability_of_improvement(a, b)
-            for a, b in zip(
-                _redrawn(one, left, repetitions), _redrawn(other, right, repetitions), strict=True
-            )
-        ]
+    blocks = zip(
+        _resamples(one, left, repetitions), _resamples(other, right, repetitions), strict=True
     )
-    low, high = np.quantile(draws, [(1 - confidence) / 2, (1 + confidence) / 2])
-    return Interval(estimate, float(low), float(high), n)
+    draws = (probability_of_improvement(a, b) for a, b in blocks)
+    return _interval(probability_of_improvement(one, other), min(len(one), len(other)), draws)
 
 
-def failed(scores: npt.ArrayLike, below: float) -> int:
-    """Count runs that ended below a score: seeds that never learned."""
-    return int((_finite(scores) < below).sum())
+def _interval(estimate: Array, n: int, draws: Iterator[Array]) -> Interval:
+    """Return an estimate with the interval that holds `CONFIDENCE` of the draws."""
+    if n < FEWEST_SEEDS:
+        return Interval(float(estimate), float("nan"), float("nan"), n)
+    ends = [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]
+    low, high = np.quantile(np.concatenate([*draws]), ends)
+    return Interval(float(estimate), float(low), float(high), n)
 
 
-def _redrawn(
+def _resamples(
     values: Array, seed: int | np.random.SeedSequence, repetitions: int, block: int = 500
-) -> list[Array]:
-    """Return resampled copies of (runs, tasks) in blocks of (<= block, runs, tasks)."""
+) -> Iterator[Array]:
+    """Yield resampled copies of (runs, tasks) in blocks of (<= block, runs, tasks)."""
     rng = np.random.default_rng(seed)
-    runs, tasks = values.shape
-    blocks = []
     for start in range(0, repetitions, block):
         number = min(block, repetitions - start)
-        chosen = rng.integers(0, runs, (number, runs, tasks))
-        blocks.append(np.take_along_axis(values[None], chosen, axis=1))
-    return blocks
+        chosen = rng.integers(0, len(values), (number, *values.shape))
+        yield np.take_along_axis(values[None], chosen, axis=1)
 
 
 def _finite(scores: npt.ArrayLike, dimensions: int | None = None) -> Array:
-    """Return the scores as floats; refuse what would spread silently, such as nan."""
-    values: Any = np.asarray(scores, dtype=np.float64)
+    """Return the scores as floats, raising if there are none or some are not finite."""
+    values = np.asarray(scores, dtype=np.float64)
     if dimensions is not None and values.ndim != dimensions:
         shape = {1: "(runs,)", 2: "(runs, tasks)"}[dimensions]
         raise ValueError(f"scores must have the shape {shape}, not {values.shape}")
     if values.size == 0 or not np.isfinite(values).all():
         raise ValueError("scores must be finite and there must be some")
-    return np.asarray(values)
+    return values

@@ -1,9 +1,8 @@
-"""The paper's table of training times, from training runs: how long each method takes, as a
-multiple of SAC from pixels.
+"""The paper's table of training times: each method's as a multiple of that of SAC from pixels.
 
-In: run folders of `kstep sweep wall-clock`, which carries out one run at a time and writes beside
-each folder how long every attempt took and how far it came. Out: a row per method. Times are of
-whole runs, evaluations and the start of the process included, per decision (D24).
+In: run folders of `kstep sweep wall-clock`, which executes one run at a time and records beside
+each folder how long every attempt took and how far it got. Out: a row per method. Times are of
+complete runs, evaluations and the start of the process included, per decision (D24).
 """
 
 from __future__ import annotations
@@ -13,34 +12,27 @@ from pathlib import Path
 
 import numpy as np
 
-from kstep.analysis.tables import Row, deviation, markdown, write_table
-from kstep.encoders import label_of
+from kstep.analysis.tables import Row, deviation, write_both, write_table
 from kstep.report import paper
-from kstep.run import Run
-from kstep.sweep.plan import attempts_of
+from kstep.run.folder import Run, RunFolder
+from kstep.run.saved_encoders import label_of
 from kstep.types import KstepError
 
 NORMAL = "sac_pixel"
 
 
 def write(folders: Sequence[Path], output: Path) -> list[Path]:
-    """Write every run's time and the table, to compute with and to read."""
+    """Write every run's time and the table, as CSV and as Markdown."""
     runs = [_timed(folder) for folder in folders]
-    table = normalized(runs)
     output.mkdir(parents=True, exist_ok=True)
-    text = output / "wall-clock.md"
-    text.write_text(markdown([*table[0]], (row.values() for row in table)))
-    return [
-        write_table(output / "wall-clock-runs.csv", runs),
-        write_table(output / "wall-clock.csv", table),
-        text,
-    ]
+    each = write_table(output / "wall-clock-runs.csv", runs)
+    return [each, *write_both(output / "wall-clock", normalized(runs))]
 
 
 def _timed(folder: Path) -> Row:
-    """Return the time that all attempts at a run took, and how far they came."""
+    """Return the time that all attempts at a run took, and their decisions."""
     experiment = Run.open(folder).experiment
-    rows = [row for row in attempts_of(folder) if row["outcome"] in ("done", "stopped")]
+    rows = [row for row in RunFolder(folder).attempts() if row["outcome"] in ("done", "stopped")]
     decisions = sum(int(row["decisions"]) for row in rows)
     if decisions < 1:
         raise KstepError(
@@ -62,14 +54,14 @@ def normalized(runs: Sequence[Row]) -> list[Row]:
     """Return seconds per decision by label, mean over runs, and as a multiple of SAC Pixel's."""
     if len(ways := {(row["task"], row["how"]) for row in runs}) > 1:
         listed = "; ".join(sorted(f"{task}, {how}" for task, how in ways))
-        raise KstepError(f"times can be compared only if taken alike, not {listed}")
+        raise KstepError(f"times are comparable only on one task and machine, not {listed}")
     rates: dict[str, list[float]] = {}
     for row in runs:
         rate = float(row["seconds"]) / int(row["decisions"])
         rates.setdefault(str(row["label"]), []).append(rate)
     normal = [own for label, own in rates.items() if paper.name_of(label) == NORMAL]
     if not normal:
-        raise KstepError(f"times are normalized to {NORMAL}'s; none of these runs is one")
+        raise KstepError(f"times are relative to {NORMAL}'s; none of these runs is one")
     theirs = paper.table("wall_clock_normalised")
     return [
         {

@@ -1,1 +1,1 @@
-"""Many runs as one thing: what to run (plan), how (engines), what came out (store)."""
+"""Many runs: which (experiments, plan), their cost, where (engines), their results (store)."""

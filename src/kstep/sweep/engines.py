@@ -1,10 +1,10 @@
-"""Carrying out runs: on this machine, on a Ray cluster, on Slurm.
+"""Where runs are executed: on this machine, on a Ray cluster, on Slurm.
 
-An engine takes runs and yields their outcomes. All of them do the same thing for one run:
-`carry_out` starts `kstep train` as a process, with its output in a log beside the run folder,
-writes down how it ended, and tries again from the checkpoint if it was killed. None of them
-schedules: that is left to a thread pool, to Ray, to Slurm. The lock in the run folder keeps a
-second writer out, whichever engine, machine or user started it.
+An engine takes runs and yields their outcomes. All of them do the same for one run: `execute`
+starts `kstep train` as a process, with its output in a log beside the run folder, records how it
+ended, and retries from the checkpoint if it was killed. None of them schedules: that is left to a
+thread pool, to Ray, to Slurm. The lock in the run folder keeps out a second writer, whichever
+engine, machine or user started it.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import islice
-from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
 
 import psutil  # type: ignore[import-untyped, unused-ignore]
 
-from kstep.sweep import plan, sync
+from kstep.errors import Busy, KstepError
+from kstep.sweep import cost, plan
 from kstep.sweep.plan import RunSpec
-from kstep.types import KstepError
+from kstep.types import BackendRequest
 
 Result = Literal["done", "failed", "stopped", "busy"]
 
-PATIENCE = 120.0
-"""Seconds to wait for another writer, such as the dying attempt before, to let go of a run."""
+LOCK_SECONDS = 120.0
+"""Seconds to wait for another writer of a run, such as a dying earlier attempt, to release it."""
 GRACE = 600.0
 """Seconds a run has to write its checkpoint after it was asked to stop."""
 ERROR_BYTES = 8_000
@@ -44,28 +44,23 @@ ERROR_BYTES = 8_000
 
 @dataclass(frozen=True)
 class Slot:
-    """What one run may use, and how it is told."""
+    """Resources for one run, as CLI flags."""
 
     threads: int = 1
     memory_gb: float = 2.0
     device: str = "cpu"
     overlap: Literal["auto", "on", "off"] = "off"
     checkpoint_minutes: float = 5.0
-    encoder_backend: str = "auto"
-    """`auto` lets each machine choose, which decides the last bits of what begins there."""
+    encoder_backend: BackendRequest = "auto"
+    """`auto`: each machine chooses, which decides the last bits of runs that begin there."""
 
     @property
     def gpus(self) -> int:
         return int(self.device.startswith("cuda"))
 
     def arguments(self) -> list[str]:
-        return [
-            *("--threads", str(self.threads)),
-            *("--device", self.device),
-            *("--overlap", self.overlap),
-            *("--checkpoint-minutes", str(self.checkpoint_minutes)),
-            *("--encoder-backend", self.encoder_backend),
-        ]
+        flags = ("threads", "device", "overlap", "checkpoint_minutes", "encoder_backend")
+        return [f"--{name.replace('_', '-')}={getattr(self, name)}" for name in flags]
 
 
 @dataclass(frozen=True)
@@ -77,69 +72,55 @@ class Outcome:
     attempts: int = 0
     error: str = ""
     """The end of its output, traceback included, if it failed."""
+    final: bool = False
+    """Whether a retry would end the same way."""
 
 
 Events: TypeAlias = Generator[tuple[RunSpec, Outcome] | None, None, None]
 
 
 class Engine(Protocol):
-    """Carries out runs. Ending the iteration early stops them, each with a checkpoint."""
+    """Executes runs. Ending the iteration early stops them, each with a checkpoint."""
 
     def run(self, specs: Sequence[RunSpec], slot: Slot, retries: int) -> Events:
-        """Yield each run's outcome as it comes, and None about once a second meanwhile."""
+        """Yield each run's outcome when it ends, and None about once a second meanwhile."""
         ...
 
 
-def carry_out(
+def execute(
     spec: RunSpec, slot: Slot, retries: int = 1, stopping: threading.Event | None = None
 ) -> Outcome:
-    """Bring one run to its budget; a killed attempt is followed by another from its checkpoint."""
+    """Bring one run to its budget; a killed attempt is retried from its checkpoint."""
     stopping = stopping or threading.Event()
     started = time.monotonic()
     attempts = 0
     while True:
         if plan.status(spec).state == "done":
-            return Outcome("done", time.monotonic() - started, attempts)
+            outcome = Outcome("done")
+            break
         if not _wait_for_lock(spec, stopping):
-            result: Result = "stopped" if stopping.is_set() else "busy"
-            return Outcome(result, time.monotonic() - started, attempts)
+            outcome = Outcome("stopped" if stopping.is_set() else "busy")
+            break
         attempts += 1
-        attempt = _attempt(spec, slot, stopping)
-        if attempt.result == "busy" and attempts <= retries:
-            continue  # another writer was a moment quicker
-        if attempt.result != "failed" or attempt.final or attempts > retries:
-            seconds = time.monotonic() - started
-            return Outcome(attempt.result, seconds, attempts, attempt.error)
+        outcome = _attempt(spec, slot, stopping)
+        # Busy: another writer was quicker.
+        may_retry = outcome.result in ("busy", "failed") and not outcome.final
+        if not may_retry or attempts > retries:
+            break
+    return replace(outcome, seconds=time.monotonic() - started, attempts=attempts)
 
 
-def carry_out_apart(spec: RunSpec, slot: Slot, retries: int, call: sync.Call) -> Outcome:
-    """Carry out a run that is kept elsewhere, handing back every checkpoint."""
-    stopping = threading.Event()
-    try:
-        with sync.borrowed(spec, call, stopping) as here:
-            return carry_out(here, slot, retries, stopping)
-    except sync.Busy:
-        return Outcome("busy")
-
-
-@dataclass(frozen=True)
-class _Attempt:
-    result: Result
-    error: str = ""
-    final: bool = False
-    """Whether trying again would end the same way."""
-
-
-def _attempt(spec: RunSpec, slot: Slot, stopping: threading.Event) -> _Attempt:
+def _attempt(spec: RunSpec, slot: Slot, stopping: threading.Event) -> Outcome:
     spec.folder.parent.mkdir(parents=True, exist_ok=True)
-    before = plan.checkpointed(spec)
+    before = max(spec.run.checkpointed(), 0)
     started, clock = datetime.now(UTC), time.monotonic()
-    command = [sys.executable, "-m", "kstep.sweep.leash", str(os.getpid())]
+    # -P: nothing is imported from the current directory.
+    command = [sys.executable, "-P", "-m", "kstep.sweep.die_with_parent", str(os.getpid())]
     command += [*spec.arguments(), *slot.arguments()]
     environment = {**os.environ, "OMP_NUM_THREADS": str(slot.threads)}
-    with spec.log.open("ab") as log:
+    with spec.run.log_file.open("ab") as log:
         position = log.tell()
-        # A session of its own: Ctrl-C reaches this process only, which then stops it once.
+        # In a session of its own: Ctrl-C reaches only this process, which then stops it once.
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -150,10 +131,10 @@ def _attempt(spec: RunSpec, slot: Slot, stopping: threading.Event) -> _Attempt:
         )
         try:
             code = _wait(process, stopping)
-        except BaseException:  # a cancelled task of Ray, say: nothing is left behind
+        except BaseException:  # such as a cancelled task of Ray: leave no process behind
             _stop(process)
             raise
-    with spec.log.open("rb") as log:
+    with spec.run.log_file.open("rb") as log:
         log.seek(max(position, log.seek(0, os.SEEK_END) - ERROR_BYTES))
         output = log.read().decode(errors="replace")
     attempt = _judge(spec, code, output, stopping.is_set())
@@ -163,33 +144,33 @@ def _attempt(spec: RunSpec, slot: Slot, stopping: threading.Event) -> _Attempt:
         "threads": slot.threads,
         "device": slot.device,
         "node": socket.gethostname(),
-        "decisions": plan.checkpointed(spec) - before,
+        "decisions": max(spec.run.checkpointed(), 0) - before,
         "outcome": attempt.result,
         "code": code,
         "error": attempt.error,
     }
-    with spec.attempts.open("a") as file:
+    with spec.run.attempts_file.open("a") as file:
         file.write(json.dumps(row) + "\n")
     return attempt
 
 
-def _judge(spec: RunSpec, code: int, output: str, asked: bool) -> _Attempt:
+def _judge(spec: RunSpec, code: int, output: str, stopping: bool) -> Outcome:
     if code == 0:
-        found = plan.status(spec)
-        if found.state == "done":
-            return _Attempt("done")
-        if found.problem == plan.NO_ENCODERS:
-            return _Attempt("failed", found.problem, final=True)
-        return _Attempt("failed", f"ended without an error at {found.env_steps:,} env steps")
-    if "is being written by process" in output and code == 2:
-        return _Attempt("busy")
-    if asked:
-        return _Attempt("stopped")
-    if code == 130:
-        return _Attempt("failed", "stopped by a signal from outside")
+        status = plan.status(spec)
+        if status.state == "done":
+            return Outcome("done")
+        if status.problem == plan.NO_ENCODERS:
+            return Outcome("failed", error=status.problem, final=True)
+        return Outcome("failed", error=f"ended without an error at {status.env_steps:,} env steps")
+    if code == Busy.exit_code:
+        return Outcome("busy")
+    if stopping:
+        return Outcome("stopped")
+    if code in (130, 143):
+        return Outcome("failed", error="stopped by a signal from outside")
     if code < 0:
-        return _Attempt("failed", f"{output}\nkilled by {signal.Signals(-code).name}")
-    return _Attempt("failed", output, final=code == 2)
+        return Outcome("failed", error=f"{output}\nkilled by {signal.Signals(-code).name}")
+    return Outcome("failed", error=output, final=code == 2)
 
 
 def _wait(process: subprocess.Popen[bytes], stopping: threading.Event) -> int:
@@ -211,8 +192,8 @@ def _stop(process: subprocess.Popen[bytes]) -> int:
 
 
 def _wait_for_lock(spec: RunSpec, stopping: threading.Event) -> bool:
-    deadline = time.monotonic() + PATIENCE
-    while plan.is_locked(spec.folder):
+    deadline = time.monotonic() + LOCK_SECONDS
+    while spec.run.is_locked():
         if time.monotonic() > deadline or stopping.wait(0.2):
             return False
     return not stopping.is_set()
@@ -230,23 +211,23 @@ def divide(
 ) -> tuple[int, Slot]:
     """Divide this machine among all runs of a plan: how many at once, and what each may use.
 
-    Done runs count as well, so that going on later uses as many threads as before: with another
-    number of threads a run is the same up to rounding only.
+    Done runs count as well, so that resuming later uses as many threads as before: with another
+    number of threads a run is the same only up to rounding.
     """
     cores = cores or len(os.sched_getaffinity(0))
-    needed = max((plan.memory_gb(spec) for spec in specs), default=1.0)
-    room = memory_gb if memory_gb is not None else psutil.virtual_memory().available / 1e9
+    needed = max((cost.cost_of(spec).memory_gb for spec in specs), default=1.0)
+    free = memory_gb if memory_gb is not None else psutil.virtual_memory().available / 1e9
     runs = max(len(specs), 1)
-    fits = int(min(0.9 * room / needed, runs))
+    fits = int(min(0.9 * free / needed, runs))
     if fits < 1:
         raise KstepError(
-            f"a run needs about {needed:.1f} GB of memory and {room:.1f} GB are free; "
-            "see --replay disk of kstep train, or run it elsewhere"
+            f"a run needs about {needed:.1f} GB of memory and {free:.1f} GB are free; "
+            "use kstep train with --replay disk, or a machine with more memory"
         )
     if alone:
         workers = 1
     threads = threads or max(1, cores // min(workers or cores, fits))
-    # With --threads more than the cores, one run at a time still goes.
+    # One run at a time, even if --threads exceeds the cores.
     workers = workers or max(1, min(cores // threads, fits))
     overlap: Literal["auto", "off"] = "auto" if workers * threads < cores else "off"
     return workers, Slot(threads, needed, device, overlap)
@@ -264,7 +245,7 @@ class Local:
         pool = ThreadPoolExecutor(self.workers)
         try:
             for spec in specs:
-                future = pool.submit(carry_out, spec, slot, retries, stopping)
+                future = pool.submit(execute, spec, slot, retries, stopping)
                 future.add_done_callback(lambda done, spec=spec: finished.put((spec, done)))  # type: ignore[misc]
             left = len(specs)
             while left:
@@ -282,21 +263,13 @@ class Local:
 
 @dataclass(frozen=True)
 class Ray:
-    """Tasks on an existing Ray cluster."""
+    """Tasks on an existing Ray cluster; run folders on storage that every node sees."""
 
     address: str = "auto"
-    shared: bool = True
-    """Whether every node sees the run folders; otherwise each run travels, see kstep.sweep.sync."""
     node_deaths: int = 5
-    """How often Ray starts a run again when its worker or node dies; it goes on from the
-    checkpoint."""
+    """How often Ray restarts a run, from its checkpoint, when its worker or node dies."""
 
     def run(self, specs: Sequence[RunSpec], slot: Slot, retries: int) -> Events:
-        if not self.shared and self.address.startswith("ray://"):
-            raise KstepError(
-                f"runs cannot travel to and from a Ray client ('{self.address}'): start the sweep "
-                "on a node of the cluster, or use storage that every node sees"
-            )
         ray = _import("ray")
         if not ray.is_initialized():
             try:
@@ -306,23 +279,21 @@ class Ray:
                     f"no Ray cluster at '{self.address}': {error}. Start one with "
                     "`ray start --head`, or give --address"
                 ) from error
-        keeper = None if self.shared else _keeper(ray)
-        task = ray.remote(carry_out if self.shared else _carry_out_from_keeper).options(
+        task = ray.remote(execute).options(
             num_cpus=slot.threads,
             num_gpus=slot.gpus,
             memory=int(slot.memory_gb * 1e9),
             max_retries=self.node_deaths,
             scheduling_strategy="SPREAD",
         )
-        # More than the cluster can start would only make every question to it longer.
+        # More pending tasks than the cluster can start would only slow down every request to it.
         most = 4 * max(int(ray.cluster_resources().get("CPU", 1)), 1)
         waiting = iter(specs)
         running: dict[Any, RunSpec] = {}
         try:
             while True:
                 for spec in islice(waiting, most - len(running)):
-                    asked = (_absolute(spec), slot, retries, *([keeper] if keeper else []))
-                    running[task.remote(*asked)] = spec
+                    running[task.remote(_absolute(spec), slot, retries)] = spec
                 if not running:
                     return
                 ready, _ = ray.wait(list(running), num_returns=1, timeout=1)
@@ -339,25 +310,6 @@ class Ray:
                 ray.cancel(reference, force=False)
             if running:
                 ray.wait(list(running), num_returns=len(running), timeout=GRACE)
-            if keeper:
-                ray.kill(keeper)
-
-
-def _keeper(ray: Any) -> Any:
-    """Start the keeper of the run folders on the node that this process is on."""
-    here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
-        ray.get_runtime_context().get_node_id(), soft=False
-    )
-    return ray.remote(sync.Keeper).options(num_cpus=0, scheduling_strategy=here).remote()
-
-
-def _carry_out_from_keeper(spec: RunSpec, slot: Slot, retries: int, keeper: Any) -> Outcome:
-    ray = _import("ray")
-
-    def call(name: str, *arguments: Any) -> Any:
-        return ray.get(getattr(keeper, name).remote(*arguments))
-
-    return carry_out_apart(spec, slot, retries, call)
 
 
 @dataclass(frozen=True)
@@ -366,10 +318,10 @@ class Slurm:
 
     partition: str | None = None
     minutes: int = 24 * 60
-    """Time limit of one job; a run that meets it is submitted again and goes on."""
+    """Time limit of one job; a run that reaches it is resubmitted and resumes."""
     at_once: int = 100
     cluster: str | None = None
-    """`local` runs the jobs here, as a rehearsal."""
+    """`local` runs the jobs on this machine, for tests."""
 
     def run(self, specs: Sequence[RunSpec], slot: Slot, retries: int) -> Events:
         submitit = _import("submitit")
@@ -395,7 +347,7 @@ class Slurm:
                 for job in finished:
                     try:
                         outcome = job.result()
-                    except Exception as error:  # submitit's own kinds are many
+                    except Exception as error:  # submitit raises many kinds
                         outcome = Outcome("failed", error=str(error))
                     yield left.pop(job), outcome
                 if not finished:
@@ -408,28 +360,24 @@ class Slurm:
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """One run as submitit wants it: callable, and able to say how it goes on after preemption."""
+    """One run as submitit needs it: callable, and resubmitted after preemption."""
 
     spec: RunSpec
     slot: Slot
     retries: int
 
     def __call__(self) -> Outcome:
-        return carry_out(self.spec, self.slot, self.retries)
+        return execute(self.spec, self.slot, self.retries)
 
     def checkpoint(self) -> Any:
-        """Submit the same run again; its process, on its leash, writes a checkpoint as it ends."""
+        """Resubmit the same run; its process dies with this one, after writing a checkpoint."""
         return _import("submitit").helpers.DelayedSubmission(self)
 
 
 def _absolute(spec: RunSpec) -> RunSpec:
-    """Other machines have other working directories."""
-    encoder = spec.frozen_encoder
-    return replace(
-        spec,
-        folder=Path(os.path.abspath(spec.folder)),
-        frozen_encoder=encoder and Path(os.path.abspath(encoder)),
-    )
+    """Return the run with absolute paths: other machines have other working directories."""
+    encoder = spec.frozen_encoder and spec.frozen_encoder.absolute()
+    return replace(spec, folder=spec.folder.absolute(), frozen_encoder=encoder)
 
 
 def _import(name: str) -> Any:

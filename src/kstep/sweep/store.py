@@ -1,75 +1,77 @@
 """One table of evaluations: a row per evaluation episode, as Parquet that any tool reads.
 
-Run folders stay the truth. `collect` reads them, replaces what the table had of the same runs and
-keeps the rest, so repeating it changes nothing, not a byte. `import_csv` puts other people's
-results beside ours under a source of their own. Seeds, not episodes, are the unit of every
-statistic: `scores` gives one number per seed.
+Run folders remain the record. `collect` reads them, replaces the table's rows of the same runs and
+keeps the rest, so repeating it does not change a byte. `import_csv` puts other people's results
+beside ours under a source of their own. Seeds, not episodes, are the unit of every statistic:
+`scores` returns one number per seed.
 """
 
 from __future__ import annotations
 
-import hashlib
+import io
 import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import polars as pl
 
 from kstep import config
-from kstep.encoders import phases_of
-from kstep.files import write_atomically
-from kstep.run import Run
+from kstep.files import fingerprint, write_atomically
+from kstep.run.folder import Run
+from kstep.run.saved_encoders import phases_of
 from kstep.types import KstepError
 
-if TYPE_CHECKING:
-    import polars as pl
-
 OURS = "runs"
-"""The source of what run folders hold."""
+"""The source of rows that come from run folders."""
 
-COLUMNS: Mapping[str, str] = {
-    "source": "String",
-    "method": "String",
-    "flavour": "String",
-    "preset": "String",
-    "renderer": "String",
-    "task": "String",
-    "seed": "Int64",
-    "mark": "Int64",
-    "env_steps": "Int64",
-    "decisions": "Int64",
-    "updates": "Int64",
-    "episode": "Int64",
-    "return": "Float64",
-    "setting": "String",
-    "digest": "String",
-    "commit": "String",
-}
-"""Name to polars type. `setting` is the digest without the seed: what one curve consists of."""
+COLUMNS = pl.Schema(
+    {
+        "source": pl.String(),
+        "method": pl.String(),
+        "variant": pl.String(),
+        "preset": pl.String(),
+        "renderer": pl.String(),
+        "task": pl.String(),
+        "seed": pl.Int64(),
+        "mark": pl.Int64(),
+        "env_steps": pl.Int64(),
+        "decisions": pl.Int64(),
+        "updates": pl.Int64(),
+        "episode": pl.Int64(),
+        "return": pl.Float64(),
+        "setting": pl.String(),
+        "digest": pl.String(),
+        "commit": pl.String(),
+    }
+)
+"""`setting` is the digest without the seed: what the runs of a curve share."""
 
 KEY = ("source", "digest", "mark", "episode")
-ORDER = ("source", "task", "method", "flavour", "preset", "setting", "seed", "mark", "episode")
+ORDER = ("source", "task", "method", "variant", "preset", "setting", "seed", "mark", "episode")
 REQUIRED = ("method", "task", "seed", "env_steps", "return")
-OPTIONAL = ("flavour", "preset", "renderer", "mark", "decisions", "updates", "episode")
+OPTIONAL = ("variant", "preset", "renderer", "mark", "decisions", "updates", "episode")
 
 
 @dataclass(frozen=True)
-class Gathered:
-    """What a table holds after something was added."""
+class TableUpdate:
+    """What was added to a table."""
 
     table: Path
     runs: int
-    """Runs, or curves of other people, that were read."""
+    """Runs, or other people's curves, that were read."""
     rows: int
+    """In the table now."""
     problems: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        lines = [f"{self.table}: {self.runs} runs read, {self.rows:,} rows in all"]
-        return "\n".join([*lines, *(f"left out: {problem}" for problem in self.problems)])
+        read = f"{self.table}: {self.runs} runs read, {self.rows:,} rows in all"
+        return "\n".join([read, *(f"left out: {problem}" for problem in self.problems)])
 
 
-def collect(runs: Path, output: Path) -> Gathered:
+def collect(runs: Path, output: Path) -> TableUpdate:
     """Read every run below a folder into the table."""
     if not runs.is_dir():
         raise KstepError(f"{runs} is not a folder")
@@ -82,55 +84,51 @@ def collect(runs: Path, output: Path) -> Gathered:
         except (KstepError, json.JSONDecodeError, KeyError) as error:
             problems.append(f"{folder}: {error}")
             continue
-        # A copy of a run is the same run; the one that went further counts.
+        # Copies of a run are the same run; the longer one counts.
         if len(rows) >= len(found.get(run.digest, ())):
             found[run.digest] = rows
     new = _frame([row for rows in found.values() for row in rows])
     rows_in_all = _merge(output, new, OURS, set(found))
-    return Gathered(output, len(found), rows_in_all, tuple(problems))
+    return TableUpdate(output, len(found), rows_in_all, tuple(problems))
 
 
-def import_csv(file: Path, source: str, output: Path) -> Gathered:
-    """Read results of others, replacing what the table had of that source."""
-    import polars as pl
-
+def import_csv(file: Path, source: str, output: Path) -> TableUpdate:
+    """Read other people's results, replacing the table's rows of that source."""
     if source == OURS or not source.strip():
         raise KstepError(f"--source must name where the numbers come from, not '{source}'")
     if not file.is_file():
         raise KstepError(f"{file} is not a file")
     try:
-        given = pl.read_csv(file, infer_schema=False)
+        table = pl.read_csv(file, infer_schema=False)
     except pl.exceptions.PolarsError as error:
         raise KstepError(f"{file} cannot be read as CSV: {error}") from error
-    missing = [name for name in REQUIRED if name not in given.columns]
-    unknown = [name for name in given.columns if name not in (*REQUIRED, *OPTIONAL)]
+    missing = [name for name in REQUIRED if name not in table.columns]
+    unknown = [name for name in table.columns if name not in (*REQUIRED, *OPTIONAL)]
     if missing or unknown:
-        said = [f"lacks {', '.join(missing)}"] * bool(missing)
-        said += [f"has unknown {', '.join(unknown)}"] * bool(unknown)
+        problems = [f"lacks {', '.join(missing)}"] * bool(missing)
+        problems += [f"has unknown {', '.join(unknown)}"] * bool(unknown)
         raise KstepError(
-            f"{file} {' and '.join(said)}; required: {', '.join(REQUIRED)}; "
-            f"known as well: {', '.join(OPTIONAL)}"
+            f"{file} {' and '.join(problems)}; required: {', '.join(REQUIRED)}; "
+            f"optional: {', '.join(OPTIONAL)}"
         )
     rows = []
-    for number, row in enumerate(given.iter_rows(named=True), start=2):
+    for number, row in enumerate(table.iter_rows(named=True), start=2):
         try:
             rows.append(_imported(row, source))
         except (ValueError, TypeError) as error:
             raise KstepError(f"{file}, line {number}: {error}") from error
     new = _frame(rows)
-    doubled = new.height - new.unique(subset=KEY).height
-    if doubled:
+    duplicates = new.height - new.unique(subset=KEY).height
+    if duplicates:
         raise KstepError(
-            f"{file} has {doubled} rows with the same method, task, seed, env_steps and episode"
+            f"{file} has {duplicates} rows with the same method, task, seed, env_steps and episode"
         )
     rows_in_all = _merge(output, new, source, None)
-    return Gathered(output, new["digest"].n_unique(), rows_in_all)
+    return TableUpdate(output, new["digest"].n_unique(), rows_in_all)
 
 
 def read(table: Path) -> pl.DataFrame:
-    """Read a table, checking that it is one."""
-    import polars as pl
-
+    """Read a table of evaluations, refusing any other file."""
     if not table.is_file():
         raise KstepError(f"{table} does not exist; kstep collect makes it")
     try:
@@ -144,9 +142,7 @@ def read(table: Path) -> pl.DataFrame:
 
 def scores(frame: pl.DataFrame) -> pl.DataFrame:
     """Return one score per seed and mark: the mean return over its evaluation's episodes."""
-    import polars as pl
-
-    point = ["source", "method", "flavour", "preset", "task", "setting", "seed", "mark"]
+    point = ["source", "method", "variant", "preset", "task", "setting", "seed", "mark"]
     return (
         frame.group_by(point)
         .agg(pl.col("return").mean().alias("score"), pl.len().alias("episodes"))
@@ -155,7 +151,7 @@ def scores(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def run_folders(root: Path) -> Iterator[Path]:
-    """Yield every run folder below a folder, in order; does not look inside runs."""
+    """Yield every run folder below a folder, in order; does not descend into runs."""
     for path, folders, names in os.walk(root):
         if "config.json" in names:
             folders.clear()
@@ -165,13 +161,13 @@ def run_folders(root: Path) -> Iterator[Path]:
 
 def _rows(run: Run) -> Iterator[dict[str, Any]]:
     experiment = run.experiment
-    method, _, flavour = experiment.method.name.partition("-")
+    method, variant = experiment.method.base, experiment.method.variant
     identity = {
         "source": OURS,
         "method": method,
-        "flavour": " ".join(filter(None, (flavour, phases_of(experiment)))) or "controlled",
+        "variant": " ".join(filter(None, (variant, phases_of(experiment)))) or "controlled",
         "preset": experiment.preset,
-        **_where(run.folder / "system.json"),
+        **_where(run),
         "task": experiment.env.task,
         "seed": experiment.seed,
         "setting": config.setting(experiment),
@@ -183,10 +179,10 @@ def _rows(run: Run) -> Iterator[dict[str, Any]]:
             yield {**identity, **counted, "episode": episode, "return": float(value)}
 
 
-def _where(system: Path) -> dict[str, str]:
-    """Return renderer and commit; several, joined, if a run was carried on elsewhere."""
+def _where(run: Run) -> dict[str, str]:
+    """Return renderer and commit; several, joined, if a run was resumed elsewhere."""
     try:
-        history = json.loads(system.read_text())
+        history = json.loads(run.system_file.read_text())
     except (FileNotFoundError, json.JSONDecodeError):
         history = []
     return {
@@ -211,13 +207,13 @@ def _imported(row: Mapping[str, str | None], source: str) -> dict[str, Any]:
     identity = {
         "source": source,
         "method": base,
-        "flavour": word("flavour", suffix or "published"),
+        "variant": word("variant", suffix or "published"),
         "preset": word("preset", "published"),
         "renderer": word("renderer", ""),
         "task": word("task", ""),
         "commit": "",
     }
-    setting = _name(identity)
+    setting = fingerprint(identity)[:16]
     seed = whole("seed", None)
     return {
         **identity,
@@ -229,27 +225,16 @@ def _imported(row: Mapping[str, str | None], source: str) -> dict[str, Any]:
         "episode": whole("episode", 0),
         "return": float(row["return"] or ""),
         "setting": setting,
-        "digest": _name({"setting": setting, "seed": seed}),
+        "digest": fingerprint({"setting": setting, "seed": seed})[:16],
     }
 
 
-def _name(values: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
-
-
 def _frame(rows: list[dict[str, Any]]) -> pl.DataFrame:
-    import polars as pl
-
-    schema = {name: getattr(pl, kind) for name, kind in COLUMNS.items()}
-    return pl.DataFrame(rows, schema=schema, orient="row")
+    return pl.DataFrame(rows, schema=COLUMNS, orient="row")
 
 
 def _merge(output: Path, new: pl.DataFrame, source: str, digests: set[str] | None) -> int:
-    """Write the table with `new` in place of what it had of these runs; None: of this source."""
-    import io
-
-    import polars as pl
-
+    """Write the table with `new` in place of its rows of these runs; None: of this source."""
     frames = [new]
     if output.exists():
         gone = pl.col("source") == source

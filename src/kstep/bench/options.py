@@ -1,0 +1,35 @@
+"""What to measure and how long. The fields are flags of `kstep bench`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias, get_args
+
+from kstep.values import Positive
+
+Section: TypeAlias = Literal["methods", "split", "encoder", "plain", "memory", "renderers", "cost"]
+SECTIONS: tuple[Section, ...] = get_args(Section)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to measure and how long."""
+
+    only: tuple[Section, ...] = ()
+    """Sections to measure; the default is all of them."""
+    threads: tuple[Positive, ...] = ()
+    """Numbers of threads; the default is 1 and all cores. The encoder is measured with each,
+    everything else with the largest."""
+    rounds: Positive | None = None
+    """How often everything is measured; the medians are reported."""
+    backend: Literal["both", "torch", "native"] = "both"
+    """What computes the convolutions."""
+    quick: bool = False
+    """A small size and two rounds, to see whether it works, not how fast it is."""
+    out: Path | None = None
+    """The JSON file, the figure beside it; default bench.json, with a date where that exists."""
+
+    @property
+    def sections(self) -> tuple[Section, ...]:
+        return tuple(section for section in SECTIONS if not self.only or section in self.only)

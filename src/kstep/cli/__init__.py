@@ -1,0 +1,97 @@
+"""The command `kstep`: verbs to functions, no logic. Heavy imports happen inside the verbs."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import typing
+from collections.abc import Callable
+from typing import Any
+
+import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+
+import kstep
+from kstep import values
+from kstep.cli.analyses import Analyze, EvaluationSet
+from kstep.cli.looking import Bench, Doctor, List, Show
+from kstep.cli.sweeps import Collect, Compare, Import, Sweep
+from kstep.cli.training import Eval, Film, Selfcheck, Train
+from kstep.errors import KstepError, explain
+
+Verb = (
+    Train
+    | Eval
+    | Film
+    | EvaluationSet
+    | Analyze
+    | Show
+    | List
+    | Doctor
+    | Bench
+    | Selfcheck
+    | Sweep
+    | Collect
+    | Import
+    | Compare
+)
+
+REGISTRY = ConstructorRegistry()
+
+
+@REGISTRY.primitive_rule
+def whole_numbers(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[int] | None:
+    """Accept 100_000 and 1e5 wherever a whole number is expected."""
+    if info.type is not int:
+        return None
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="INT",
+        instance_from_str=lambda words: values.whole_number(words[0]),
+        is_instance=lambda value: type(value) is int,
+        str_from_instance=lambda value: [str(value)],
+    )
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run one verb; errors that a user can fix are printed in one line, without a traceback."""
+    # By default idle OpenMP threads spin for milliseconds, which makes a run many times slower as
+    # soon as anything else needs a core. Twenty thousand turns are some 50 us. Read by torch.
+    os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+    words = sys.argv[1:] if arguments is None else arguments
+    if words == ["--version"]:
+        print(f"kstep {kstep.__version__}")
+        return
+    verb: Callable[[], None] = tyro.cli(
+        Verb,
+        args=words,
+        prog="kstep",
+        description="Data-efficient reinforcement learning from pixels: KSL and its peers. "
+        "kstep --version prints the version.",
+        config=(tyro.conf.OmitSubcommandPrefixes,),
+        registry=REGISTRY,
+    )
+    try:
+        check(verb)
+        verb()
+    except KeyboardInterrupt:
+        print("kstep: interrupted", file=sys.stderr)
+        sys.exit(130)
+    except Exception as error:
+        message = str(error) if isinstance(error, KstepError) else explain(error)
+        if message is None:  # a bug of ours, which a traceback helps to find
+            raise
+        print(f"kstep: {message}", file=sys.stderr)
+        sys.exit(error.exit_code if isinstance(error, KstepError) else 1)
+
+
+def check(flags: Any) -> None:
+    """Refuse values outside the bounds that stand beside their flags."""
+    hints = typing.get_type_hints(type(flags), include_extras=True)
+    for field in dataclasses.fields(flags):
+        value = getattr(flags, field.name)
+        if dataclasses.is_dataclass(value):
+            check(value)
+        else:
+            values.decode(hints[field.name], value, f"--{field.name.replace('_', '-')}")

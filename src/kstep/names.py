@@ -1,0 +1,66 @@
+"""The names of methods and presets with a line about each, without importing what is behind them.
+
+`kstep list` prints them and a wrong name is refused at once: PyTorch, which the declarations in
+`methods/` and `config.py` need, takes seconds to import. Both must have exactly these names.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+
+from kstep.errors import KstepError
+from kstep.values import near
+
+METHOD_SUMMARIES = {
+    "ksl": "k-Step Latent, as the paper's text describes it",
+    "ksl-results": "k-Step Latent, as in the authors' code when the paper's result figure was made",
+    "ksl-released": "k-Step Latent, as in the code its authors released",
+    "rad": "RAD: Soft Actor-Critic on random crops",
+    "drq": "DrQ: Soft Actor-Critic, two shifted views in the critic's loss",
+    "curl": "CURL: random crops and a contrastive task",
+    "sac_ae": "SAC-AE: Soft Actor-Critic and a reconstruction task",
+    "sac_state": "Soft Actor-Critic from the simulator's state vector",
+    "sac_pixel": "Soft Actor-Critic from pixels: no augmentation, no auxiliary task",
+    "pi_sac": "PI-SAC: Soft Actor-Critic and compressed predictive information",
+    "proto_rl": "Proto-RL: prototypes and exploration first, then the task on the kept encoder",
+    "rad-original": "RAD with its authors' settings",
+    "drq-original": "DrQ with its authors' settings",
+    "curl-original": "CURL with its authors' settings",
+    "sac_ae-original": "SAC-AE with its authors' settings",
+    "sac_state-original": "Soft Actor-Critic from state, settings behind the paper's column",
+    "sac_pixel-original": "SAC-AE's code without its decoder: Soft Actor-Critic from pixels",
+    "pi_sac-original": "PI-SAC with its authors' networks, pretraining and action repeats",
+    "proto_rl-original": "Proto-RL with its authors' settings",
+    **{
+        f"ksl-k{k}-l{layers}": f"KSL, k = {k}, {layers} shared critic layers"
+        for k in (1, 3, 5)
+        for layers in (0, 1, 2)
+        if (k, layers) != (3, 0)  # that is `ksl` itself
+    },
+    "ksl-conv": "KSL, a convolutional transition model",
+    "ksl-one-optimizer": "KSL, one optimizer for both losses",
+    "ksl-no-augmentation": "KSL, no augmentation",
+    "ksl-no-projection": "KSL, no projection",
+    "ksl-two-views": "KSL, two views in the critic's loss",
+}
+
+PRESET_SUMMARIES = {
+    "paper": "The paper's sizes.",
+    "cpu": "The compact encoder: a second stride of 2, about a third of the arithmetic.",
+    "debug": "The whole pipeline in seconds. Learns nothing worth looking at.",
+}
+
+
+def check_method(name: str) -> None:
+    """Raise if no method has this name; methods that were registered in this process count."""
+    registry = sys.modules.get("kstep.methods")
+    require(name, METHOD_SUMMARIES if registry is None else registry.METHODS, "method")
+
+
+def require(name: str, known: Iterable[str], what: str) -> None:
+    """Raise if `name` is not one of the known ones, with the nearest of them."""
+    known = list(known)
+    if name not in known:
+        hint = near(name, known)
+        raise KstepError(f"unknown {what} '{name}'.{hint} {what.title()}s: {', '.join(known)}")

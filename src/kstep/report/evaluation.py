@@ -1,0 +1,26 @@
+"""`kstep eval`: greedy episodes of a run's newest checkpoint, every return printed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from kstep.run.evaluate import evaluate, evaluation_seeds
+from kstep.run.load import opened
+from kstep.run.progress import say
+
+
+def show(run: Path, *, episodes: int, seed: int, device: str = "cpu") -> None:
+    """Evaluate the run's policy and print its returns; the same seed repeats the same starts."""
+    with opened(run, device, lanes=episodes) as (agent, lanes, counts):
+        result = evaluate(agent, lanes, evaluation_seeds(seed, -1, episodes))
+    console = Console()
+    say(
+        console,
+        f"{run} at {counts.env_steps:,} env steps, {counts.decisions:,} decisions, "
+        f"{counts.updates:,} updates",
+    )
+    for number, value in enumerate(result.returns, start=1):
+        say(console, f"  episode {number:>3}: {value:8.2f}")
+    say(console, f"mean {result.mean:.2f}, standard deviation over episodes {result.std:.2f}")

@@ -1,0 +1,274 @@
+"""A run folder: the one place that knows its layout, its lock, its logs and how far it is.
+
+config.json         the experiment and its digest; what computes the encoder's convolutions
+system.json         versions, processor, rendering, commit: where it was computed
+evaluations.jsonl   one line per evaluation, every episode's return
+metrics.jsonl       one line per logged update
+checkpoints/        the last two, each a folder
+replay/             frames in segments, shared by the checkpoints
+encoders/           encoders over training, where asked for
+frozen_encoder.safetensors   the encoder of another run, where this one uses it without training
+lock                held, and with the writer's process number in it, while the run is written
+
+Beside the folder, written by sweeps: `<name>.log` and `<name>.attempts.jsonl`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, get_args
+
+from kstep.config import Experiment, digest
+from kstep.errors import Busy, KstepError
+from kstep.files import json_lines, last_json_line, read_json, write_json
+from kstep.native import Backend
+from kstep.run import legacy
+from kstep.values import decode, difference, encode
+
+FORMAT = 2
+"""Of config.json. The first, which did not say so, is read by legacy.py."""
+
+
+class RunFolder:
+    """Where a run keeps everything it writes, whatever the run is."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.config_file = folder / "config.json"
+        self.system_file = folder / "system.json"
+        self.evaluations_file = self.log("evaluations")
+        self.metrics_file = self.log("metrics")
+        self.checkpoints = folder / "checkpoints"
+        self.replay = folder / "replay"
+        self.encoders = folder / "encoders"
+        self.frozen_encoder = folder / "frozen_encoder.safetensors"
+        self.lock_file = folder / "lock"
+        # Beside the folder, which must be empty until the run itself begins.
+        self.log_file = folder.with_name(f"{folder.name}.log")
+        self.attempts_file = folder.with_name(f"{folder.name}.attempts.jsonl")
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep every other process from writing this run. The system frees the lock of the dead."""
+        with self.lock_file.open("a+", errors="replace") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                writer = file.read().strip() or "?"
+                raise Busy(f"{self.folder} is being written by process {writer}") from None
+            file.truncate(0)
+            file.write(str(os.getpid()))
+            file.flush()
+            yield
+
+    def is_locked(self) -> bool:
+        """Whether a process is writing this run, on this machine or on another sharing the disk."""
+        try:
+            with self.lock_file.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
+        return False
+
+    def log(self, name: str) -> Path:
+        return self.folder / f"{name}.jsonl"
+
+    def evaluations(self) -> list[dict[str, Any]]:
+        """Return every evaluation so far, oldest first."""
+        return list(json_lines(self.evaluations_file, strict=True))
+
+    def checkpoint_folders(self) -> list[Path]:
+        """Return every complete checkpoint, oldest first."""
+        found = [path.parent for path in self.checkpoints.glob("[0-9]*/state.json")]
+        named = [path for path in found if checkpoint_age(path.name)]
+        return sorted(named, key=lambda path: checkpoint_age(path.name))
+
+    def checkpointed(self) -> int:
+        """Return the decisions of the newest checkpoint, by its name; -1 if there is none."""
+        try:
+            names = os.listdir(self.checkpoints)
+        except (FileNotFoundError, NotADirectoryError):
+            return -1
+        return max((age[0] for name in names if (age := checkpoint_age(name))), default=-1)
+
+    def saved_encoders(self) -> list[Path]:
+        """Return the encoders saved during training, oldest first."""
+        return sorted(self.encoders.glob("[0-9]*.safetensors"))
+
+    def reached(self) -> int:
+        """Return the env_steps of the newest evaluation or logged update, whichever is further."""
+        rows = (last_json_line(path) for path in (self.evaluations_file, self.metrics_file))
+        return max((_whole(row, "env_steps") for row in rows if row), default=0)
+
+    def is_done(self, env_steps: int) -> bool:
+        """Whether the run is at this budget: it ends with an evaluation and a checkpoint of the
+        same moment."""
+        row = last_json_line(self.evaluations_file) or {}
+        at_budget = _whole(row, "env_steps") >= env_steps
+        return at_budget and self.checkpointed() == _whole(row, "decisions")
+
+    def identity(self) -> str | None:
+        """Return the digest of the experiment in the folder: None without one, empty if unknown."""
+        data = read_json(self.config_file)
+        if data is None:
+            return None
+        if data.get("format") == FORMAT:
+            return str(data.get("digest"))
+        try:
+            return digest(_experiment(data))
+        except (KstepError, ValueError, KeyError, TypeError, AttributeError):
+            return ""
+
+    def attempts(self) -> list[dict[str, Any]]:
+        """Return what a sweep recorded of every attempt: when, how long, how it ended."""
+        return list(json_lines(self.attempts_file))
+
+    def last_problem(self) -> str:
+        """Return the last line of the newest attempt's error; empty if it was stopped or ended."""
+        row = last_json_line(self.attempts_file) or {}
+        if row.get("outcome") != "failed":
+            return ""
+        lines = [line for line in str(row.get("error", "")).splitlines() if line.strip()]
+        return lines[-1].strip() if lines else f"exit code {row.get('code')}"
+
+
+class Run(RunFolder):
+    """A run folder and the experiment that belongs in it."""
+
+    def __init__(
+        self,
+        folder: Path,
+        experiment: Experiment,
+        encoder_backend: Backend | None = None,
+        written_digest: str | None = None,
+    ) -> None:
+        super().__init__(folder)
+        self.experiment = experiment
+        self.encoder_backend = encoder_backend
+        """What computes the encoder's convolutions: settled when the run first starts, then kept,
+        since it decides the last bits. None before that."""
+        self.digest = digest(experiment)
+        self.written_digest = written_digest or self.digest
+        """What identifies the experiment in the folder's files: another one in runs of format 1."""
+
+    @property
+    def is_legacy(self) -> bool:
+        """Whether an earlier version wrote the folder: it can be read, but not resumed."""
+        return self.written_digest != self.digest
+
+    @staticmethod
+    def default_folder(root: Path, experiment: Experiment, overridden: bool) -> Path:
+        """Where a run lives unless told otherwise; overridden settings get a place of their own."""
+        name = f"{experiment.method.name}-{experiment.preset}"
+        if overridden:
+            name += f"-{digest(experiment)[:6]}"
+        task = experiment.env.task.replace(":", "-").replace("/", "-")
+        return root / task / name / f"seed{experiment.seed}"
+
+    @classmethod
+    def prepare(cls, folder: Path, experiment: Experiment) -> Run:
+        """Accept a folder that is free or holds the same experiment; writes nothing yet."""
+        if not (folder / "config.json").exists():
+            if folder.exists() and not _only_begun(folder):
+                raise KstepError(f"{folder} exists, is not empty and is not a run of kstep")
+            return cls(folder, experiment)
+        present = cls.open(folder)
+        if present.digest != digest(experiment):
+            raise KstepError(_other_experiment(present, experiment))
+        return cls(folder, experiment, present.encoder_backend, present.written_digest)
+
+    @contextmanager
+    def being_written(self) -> Iterator[None]:
+        """Make the folder, lock it and write down which experiment it holds."""
+        for path in (self.checkpoints, self.replay):
+            path.mkdir(parents=True, exist_ok=True)
+        with self.locked():
+            about: dict[str, Any] = {"format": FORMAT, "digest": self.digest}
+            about |= {"encoder_backend": self.encoder_backend}
+            about |= {"experiment": encode(self.experiment)}
+            write_json(self.config_file, about)
+            yield
+
+    @classmethod
+    def open(cls, folder: Path) -> Run:
+        """Open a run that exists."""
+        path = folder / "config.json"
+        if not path.is_file():
+            raise KstepError(f"{folder} is not a run: it has no config.json")
+        try:
+            data = json.loads(path.read_text())
+            # Runs from before there was a choice were computed by PyTorch.
+            backend = data.get("encoder_backend", "torch")
+            if backend not in (None, *get_args(Backend)):
+                raise TypeError(f"there is no encoder_backend {backend!r}")
+            run = cls(folder, _experiment(data), backend, data.get("digest"))
+            expected = run.digest
+            if data.get("format") is None:
+                expected = legacy.digest(data["experiment"])
+        except (KstepError, ValueError, KeyError, TypeError, AttributeError) as error:
+            # Settings that this version does not know are another reason for all of these.
+            raise KstepError(f"{path} cannot be read: {error}") from error
+        if run.written_digest != expected:
+            raise KstepError(
+                f"{path} was changed by hand or written by another version of kstep: its digest "
+                f"{run.written_digest} is not that of its settings, {expected}"
+            )
+        return run
+
+
+def checkpoint_age(name: str) -> tuple[int, ...]:
+    """Return what orders checkpoints by name: decisions, then a number where a run was saved more
+    than once between two of them. Nothing for other names."""
+    if re.fullmatch(r"\d+(\.\d+)?", name) is None:
+        return ()
+    return tuple(int(number) for number in name.split("."))
+
+
+def _experiment(data: dict[str, Any]) -> Experiment:
+    settings = data["experiment"]
+    if data.get("format") is None:
+        settings = legacy.experiment(settings)
+    elif data["format"] != FORMAT:
+        raise KstepError(f"it has format {data['format']}, this version of kstep reads {FORMAT}")
+    experiment: Experiment = decode(Experiment, settings)
+    return experiment
+
+
+def _other_experiment(present: Run, experiment: Experiment) -> str:
+    rows = [
+        f"  {key}: there {there!r}, here {here!r}"
+        for key, there, here in difference(present.experiment, experiment)
+        if key != "env_steps"
+    ]
+    hint = "Choose another --folder, or repeat that run's own settings"
+    exploration = present.experiment.method.exploration
+    if exploration and all("exploration.env_steps" in row for row in rows):
+        hint = (
+            "Its first phase was half of the budget it began with. To resume it: "
+            f"--set method.exploration.env_steps={exploration.env_steps} "
+            f"--folder {present.folder}"
+        )
+    return f"{present.folder} holds another experiment:\n" + "\n".join(rows) + f"\n{hint}"
+
+
+def _only_begun(folder: Path) -> bool:
+    """Whether a folder holds at most what a run makes before it has written who it is."""
+    ours = ("lock", "checkpoints", "replay", "config.json.part")
+    return all(
+        path.name in ours and not (path.is_dir() and any(path.iterdir()))
+        for path in folder.iterdir()
+    )
+
+
+def _whole(row: dict[str, Any], name: str) -> int:
+    value = row.get(name, -1)
+    return value if isinstance(value, int) else -1

@@ -1,0 +1,31 @@
+"""Opening a finished or running run to look at what its policy does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from kstep import envs
+from kstep.agent import Agent
+from kstep.envs import ControlEnv
+from kstep.rng import Streams
+from kstep.run import checkpoint, system
+from kstep.run.folder import Run
+from kstep.types import Counts
+
+
+@contextmanager
+def opened(
+    folder: Path, device: str = "cpu", lanes: int = 1
+) -> Iterator[tuple[Agent, list[ControlEnv], Counts]]:
+    """Yield the run's agent with its newest weights, fresh environments, and how far it is."""
+    run = Run.open(folder)
+    made = envs.make_lanes(run.experiment.env, run.experiment.seed, lanes)
+    try:
+        streams = Streams(run.experiment.seed, system.device(device))
+        agent = Agent(run.experiment.method, envs.spec_of(made[0]), streams, device)
+        counts = checkpoint.load_weights(run, agent)
+        yield agent, made, counts
+    finally:
+        envs.close_lanes(made)

@@ -1,0 +1,125 @@
+"""What is checked before a run writes anything: everything that can be refused is refused here."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+
+from kstep import envs, native
+from kstep.config import Experiment
+from kstep.data.replay import Replay
+from kstep.data.ring import ReplayConfig
+from kstep.envs import ControlEnv
+from kstep.errors import KstepError
+from kstep.files import sha256
+from kstep.native import BackendChoice
+from kstep.nets.backends import native_shape
+from kstep.nets.encoder import PixelEncoderConfig
+from kstep.run import checkpoint, provenance, saved_encoders, system
+from kstep.run.folder import Run
+from kstep.run.provenance import Provenance
+from kstep.run.runtime import Runtime
+from kstep.types import EnvSpec
+
+
+@dataclass(frozen=True)
+class Cleared:
+    """What the checks found and training needs."""
+
+    spec: EnvSpec
+    backend: BackendChoice
+    provenance: Provenance
+    frozen_encoder: Path | None
+    """The file of an encoder that the run takes from another one."""
+
+
+def check(run: Run, runtime: Runtime, env: ControlEnv) -> Cleared:
+    """Refuse what cannot work or cannot be resumed; writes nothing."""
+    experiment, method = run.experiment, run.experiment.method
+    spec = envs.spec_of(env)
+    envs.try_out(env, experiment.seed)
+    if method.auxiliary is not None:
+        method.auxiliary.check_episodes(method, spec)
+    lower = isinstance(method.encoder, PixelEncoderConfig) and method.encoder.precision == "tf32"
+    if lower and not runtime.device.startswith("cuda"):
+        raise KstepError(
+            f"method.encoder.precision=tf32 exists on CUDA only, not on {runtime.device}"
+        )
+    if runtime.save_encoders_every is not None and method.observation != "pixels":
+        raise KstepError(f"'{method.name}' sees the state: it has no encoder to save")
+    frozen = _frozen_encoder(run, runtime, spec)
+    memory = replay_config(experiment, runtime)
+    Replay.refuse_too_large(memory, spec, method.stack, run.folder)
+    if runtime.tensorboard and find_spec("tensorboard") is None:
+        raise KstepError("TensorBoard is not installed: pip install 'kstep[tb]'")
+    here = provenance.here(experiment.env, runtime.device, runtime.threads)
+    checkpoint.check(run, here, runtime.allowed)
+    with system.threads(runtime.threads):
+        choice = encoder_backend(run, runtime, spec)
+    return Cleared(spec, choice, here, frozen)
+
+
+def overlaps(run: Run, runtime: Runtime) -> bool:
+    """Whether the environment steps in a process of its own."""
+    if runtime.overlap != "auto":
+        return runtime.overlap == "on"
+    env = run.experiment.env
+    if env.observation != "pixels" or envs.parse(env.task).kind != "suite":
+        return False  # too quick to be worth it, or registered in this process only
+    threads = runtime.threads or torch.get_num_threads()
+    return runtime.device != "cpu" or threads < len(os.sched_getaffinity(0))
+
+
+def encoder_backend(run: Run, runtime: Runtime, spec: EnvSpec) -> BackendChoice:
+    """What computes the encoder's convolutions: what the run began with, or what is best here."""
+    asked, begun_with = runtime.encoder_backend, run.encoder_backend
+    if begun_with is not None and asked not in ("auto", begun_with):
+        raise KstepError(
+            f"{run.folder} was begun with encoder_backend={begun_with}, not {asked}; that decides "
+            "its last bits. Leave it at auto, or choose another --folder"
+        )
+    method = run.experiment.method
+    seen = method.augment.seen_shape(spec.frame_shape)
+    shape = native_shape(method.encoder, seen, method.stack)
+    if begun_with == "native":
+        try:
+            return native.choose("native", shape, runtime.device)
+        except native.Unavailable as error:
+            raise KstepError(
+                f"{run.folder} was begun with encoder_backend=native, which cannot be used here: "
+                f"{error}. Resume it where it can, or choose another --folder"
+            ) from error
+    if begun_with is not None:
+        return BackendChoice(begun_with, "as the run began")
+    return native.choose(asked, shape, runtime.device)
+
+
+def replay_config(experiment: Experiment, runtime: Runtime) -> ReplayConfig:
+    """The replay of a run: its method's capacity, or as much as its budget can fill."""
+    # A run stores at most two frames per env step, even if every episode were one decision long.
+    capacity = min(experiment.method.learning.replay_capacity, 2 * experiment.env_steps)
+    return ReplayConfig(capacity, runtime.replay)
+
+
+def _frozen_encoder(run: Run, runtime: Runtime, spec: EnvSpec) -> Path | None:
+    """Return the file of the run's frozen encoder, refusing one that is another or does not fit."""
+    wanted = run.experiment.frozen_encoder
+    if wanted is None:
+        return None
+    path = run.frozen_encoder if run.frozen_encoder.exists() else runtime.frozen_encoder
+    if path is None or not path.is_file():
+        raise KstepError("the frozen encoder is missing: give its file with --frozen-encoder")
+    if sha256(path) != wanted.sha256:
+        raise KstepError(f"{path} is not the encoder that this run was begun with")
+    saved, method = saved_encoders.load(path), run.experiment.method
+    shape = method.augment.seen_shape(spec.frame_shape)
+    if not saved.computes_as(method.encoder, method.stack, shape):
+        raise KstepError(
+            f"{path} does not fit: it has {saved.config} on {saved.stack} frames of "
+            f"{saved.seen_shape}, '{method.name}' has {method.encoder} on {method.stack} of {shape}"
+        )
+    return path

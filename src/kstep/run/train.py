@@ -1,0 +1,296 @@
+"""The training loop.
+
+Order of one decision, as in all code of this family: choose the action, learn from what is already
+stored, then step the environment and store. An evaluation comes between two decisions, as soon as
+env_steps have reached its mark, and the last one after the final decision.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from types import FrameType
+
+from rich.console import Console
+
+from kstep import envs, values
+from kstep.agent import Agent, Update
+from kstep.data.replay import Replay
+from kstep.envs import ControlEnv
+from kstep.errors import Stopped as Stopped
+from kstep.errors import as_faults
+from kstep.files import write_atomically
+from kstep.rng import Streams, episode_seed
+from kstep.run import checkpoint, preflight, saved_encoders, system
+from kstep.run.checkpoint import Positions, Session
+from kstep.run.episode import Episode
+from kstep.run.evaluate import evaluate, evaluation_seeds
+from kstep.run.folder import Run
+from kstep.run.health import Health
+from kstep.run.log import JsonLines, Written, tensorboard
+from kstep.run.progress import ProgressReport, say
+from kstep.run.runtime import Runtime
+from kstep.types import Counts
+
+LOGS = ("metrics", "evaluations")
+
+
+@dataclass
+class _Stop:
+    """Set by the first Ctrl-C or SIGTERM; the loop ends after the decision it is in.
+
+    A Ctrl-C after that is somebody in a hurry. A second SIGTERM is not: the kernel sends one for
+    each thread of a parent that dies.
+    """
+
+    signal: int | None = None
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self.signal is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.signal = self.signal or number
+
+
+def train(run: Run, runtime: Runtime, console: Console | None = None) -> None:
+    """Bring the run to its budget, from wherever it is."""
+    console = console or Console(soft_wrap=True)
+    experiment = run.experiment
+    values.check(runtime)
+    # By the names in its folder, and then by what of it can still be read.
+    if run.is_done(experiment.env_steps) and checkpoint.reached(run) >= experiment.env_steps:
+        say(console, f"nothing to do: the run is at {run.reached():,} env steps")
+        return
+    rendering = envs.rendering(experiment.env)
+    env = envs.make(experiment.env, experiment.seed, apart=preflight.overlaps(run, runtime))
+    try:
+        cleared = preflight.check(run, runtime, env)
+        run.encoder_backend = cleared.backend.backend
+        streams = Streams(experiment.seed, system.device(runtime.device))
+        system.use_tf32(getattr(experiment.method.encoder, "precision", "") == "tf32")
+        agent = Agent(experiment.method, cleared.spec, streams, runtime.device, run.encoder_backend)
+        with (
+            as_faults(lambda: checkpoint.describe(run)),
+            run.being_written(),
+            system.threads(runtime.threads),
+        ):
+            if cleared.frozen_encoder is not None and not run.frozen_encoder.exists():
+                write_atomically(run.frozen_encoder, cleared.frozen_encoder.read_bytes())
+            say(console, rendering)
+            say(console, str(cleared.backend))
+            system.record(run.system_file, runtime.device, rendering)
+            memory, stack = preflight.replay_config(experiment, runtime), experiment.method.stack
+            replay, episode = Replay(memory, cleared.spec, stack, run.replay), Episode(env, stack)
+            session = Session(agent, replay, episode, Counts(), cleared.provenance)
+            _Trainer(run, runtime, session, console).bring_to_budget()
+    finally:
+        env.close()
+
+
+class _Trainer:
+    def __init__(self, run: Run, runtime: Runtime, session: Session, console: Console) -> None:
+        self.run, self.runtime, self.session, self.console = run, runtime, session, console
+        self.experiment = run.experiment
+        if self.experiment.frozen_encoder is not None:
+            session.agent.take_encoder(saved_encoders.load(run.frozen_encoder).encoder)
+        self.lanes: list[ControlEnv] = []
+        self.encoder_saved_at: int | None = None
+
+    def bring_to_budget(self) -> None:
+        counts, session = self.session.counts, self.session
+        say(self.console, session.replay.describe())
+        positions: Positions = {}
+        if checkpoint.exists(self.run):
+            positions, notes = checkpoint.load(self.run, session, self.runtime.allowed)
+            for note in notes:
+                say(self.console, note)
+            say(self.console, f"resuming at {counts.env_steps:,} env steps")
+        else:
+            checkpoint.begin(self.run)
+            session.replay.begin(session.episode.start(self._next_seed()))
+        self.metrics, self.evaluations = logs = [
+            JsonLines(self.run.log(name), positions.get(name, Written())) for name in LOGS
+        ]
+        for log in logs:
+            if log.lost:
+                say(self.console, f"{log.lost} bytes of {log.path.name} are lost")
+        self.evaluated_at = {row["mark"]: row["env_steps"] for row in self.run.evaluations()}
+        events = self.run.folder / "tensorboard"
+        self.tensorboard = tensorboard(events) if self.runtime.tensorboard else None
+        name, preset = self.experiment.method.name, self.experiment.preset
+        title = f"{name} ({preset}) {self.experiment.env.task}"
+        try:
+            self.progress = ProgressReport(title, self.experiment.env_steps, self.console)
+            with self.progress.bar, _catching_signals() as stop:
+                self.health = Health(session.agent, session.replay, self.progress.say)
+                self._loop(stop)
+        except KeyboardInterrupt:
+            raise Stopped(
+                f"stopped at once. {checkpoint.describe(self.run)}. Rerun the command to resume",
+                signal.SIGINT,
+            ) from None
+        finally:
+            self.metrics.close()
+            self.evaluations.close()
+            if self.tensorboard:
+                self.tensorboard.close()
+            envs.close_lanes(self.lanes)
+
+    def _loop(self, stop: _Stop) -> None:
+        counts, budget = self.session.counts, self.experiment.env_steps
+        saved = time.monotonic()
+        while counts.env_steps < budget:
+            # Before an evaluation, which may take longer than whoever stops the run will wait. It
+            # is made up for when the run is resumed.
+            if stop.signal is not None:
+                self._save()
+                raise Stopped(
+                    f"stopped at {counts.env_steps:,} env steps; a checkpoint is written. Rerun "
+                    "the command to resume",
+                    stop.signal,
+                )
+            self._evaluate_if_due()
+            self._save_encoder_if_due()
+            self._decide()
+            self.progress.advanced(counts, counts.updates > 0)
+            due = time.monotonic() - saved > 60 * self.runtime.checkpoint_minutes
+            # A checkpoint at the budget says that the run is done: it has the last evaluation.
+            if due and counts.env_steps < budget:
+                self._save()
+                saved = time.monotonic()
+        if counts.env_steps not in self.evaluated_at.values():
+            self._evaluate(counts.env_steps)
+        self._save_encoder_if_due(last=True)
+        self._save()
+
+    def _decide(self) -> None:
+        """One decision: act, learn, step, store."""
+        session, counts = self.session, self.session.counts
+        agent, replay, episode = session.agent, session.replay, session.episode
+        # Counted in the replay, which a second phase starts empty.
+        learning = len(replay) >= self.experiment.method.learning.initial_decisions
+        if learning or agent.phase > 0:
+            action = agent.act(episode.observation[None], explore=True)[0]
+        else:
+            action = agent.random_action()
+        self.health.watch_action(action)
+        episode.begin(action)
+        if learning:
+            with self.health.watching():
+                update = self._learn()
+            # The first of every `log_every` updates: an even one, which has the actor's metrics.
+            if counts.updates % self.runtime.log_every == 0:
+                # The one place that waits for the device.
+                values = {path: float(value) for path, value in update.metrics.items()}
+                self._log(values | self.health.look(values, update.latent))
+            counts.updates = agent.updates
+        step = episode.finish()
+        replay.add(action, step.reward, step.terminated, step.truncated, step.frame)
+        counts.decisions += 1
+        counts.env_steps += step.env_steps
+        if step.done:
+            counts.episodes += 1
+            self._log(
+                {
+                    "train/return": episode.total_reward,
+                    "train/length": len(episode.actions),
+                    "replay/size": len(replay),
+                }
+            )
+            self._begin_task_if_due()
+            replay.begin(episode.start(self._next_seed()))
+
+    def _begin_task_if_due(self) -> None:
+        """End the exploration of a two-phase method, at the first episode's end after its mark."""
+        exploration, session = self.experiment.method.exploration, self.session
+        if exploration is None or session.agent.phase > 0:
+            return
+        assert exploration.env_steps is not None  # settled when the experiment was resolved
+        if session.counts.env_steps >= exploration.env_steps:
+            session.agent.begin_task()
+            session.replay.forget()
+            self.progress.say(
+                f"  {session.counts.env_steps:>7,} env steps: exploration ends, the task begins"
+            )
+
+    def _learn(self) -> Update:
+        """Take the updates of one decision: one, unless learning just starts with more."""
+        agent, replay = self.session.agent, self.session.replay
+        learning, auxiliary = self.experiment.method.learning, self.experiment.method.auxiliary
+        if agent.updates == 0:
+            for _ in range(auxiliary.pretraining if auxiliary is not None else 0):
+                agent.pretrain(replay)
+            for _ in range(learning.burst - 1):
+                agent.update(replay, every_part=True)
+        return agent.update(replay, every_part=agent.updates < learning.burst)
+
+    def _next_seed(self) -> int:
+        return episode_seed(self.experiment.seed, "train", self.session.counts.episodes)
+
+    def _evaluate_if_due(self) -> None:
+        """Evaluate once for every mark, as soon as env_steps reach it."""
+        every = self.experiment.evaluation.every
+        mark = self.session.counts.env_steps // every * every
+        if mark not in self.evaluated_at:
+            self._evaluate(mark)
+
+    def _evaluate(self, mark: int) -> None:
+        counts, episodes = self.session.counts, self.experiment.evaluation.episodes
+        if not self.lanes:
+            self.lanes = envs.make_lanes(self.experiment.env, self.experiment.seed, episodes)
+        self.health.refuse_broken()
+        started = time.monotonic()
+        seeds = evaluation_seeds(self.experiment.seed, mark, episodes)
+        result = evaluate(self.session.agent, self.lanes, seeds)
+        self.evaluations.write({"mark": mark, **asdict(counts), **asdict(result)})
+        self.evaluated_at[mark] = counts.env_steps
+        if self.tensorboard:
+            self.tensorboard.add_scalar("evaluation/return", result.mean, counts.env_steps)
+        self.progress.evaluated(counts, result, time.monotonic() - started)
+
+    def _save_encoder_if_due(self, *, last: bool = False) -> None:
+        """Save the encoder once for every mark, as soon as env_steps reach it.
+
+        After an interruption, marks passed since the checkpoint are reached again and their files
+        replaced by equal ones.
+        """
+        every, env_steps = self.runtime.save_encoders_every, self.session.counts.env_steps
+        if every is None:
+            return
+        mark = env_steps if last and env_steps % every else env_steps // every * every
+        # A checkpoint may lie between marks: the one behind it was saved before.
+        behind = self.run.encoders / f"{mark:09d}.safetensors"
+        first_look = self.encoder_saved_at is None and env_steps > mark and behind.exists()
+        if mark != self.encoder_saved_at and not first_look:
+            saved_encoders.save(self.run, self.session.agent, self.session.counts, mark)
+        self.encoder_saved_at = mark
+
+    def _log(self, values: dict[str, float]) -> None:
+        """Write a line of metrics."""
+        counts = self.session.counts
+        self.metrics.write({**asdict(counts), **values})
+        if self.tensorboard:
+            for path, value in values.items():
+                self.tensorboard.add_scalar(path, value, counts.env_steps)
+
+    def _save(self) -> None:
+        self.health.refuse_broken()
+        logs = (self.metrics, self.evaluations)
+        positions = {name: log.sync() for name, log in zip(LOGS, logs, strict=True)}
+        checkpoint.save(self.run, self.session, positions)
+
+
+@contextmanager
+def _catching_signals() -> Iterator[_Stop]:
+    stop = _Stop()
+    try:
+        before = {n: signal.signal(n, stop) for n in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not the main thread: whoever owns it handles signals
+        before = {}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,70 @@
+"""`kstep sweep`: plan, print the plan, execute, report."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rich.console import Console
+
+from kstep.errors import Fault, Stopped
+from kstep.native import expected
+from kstep.run.progress import say
+from kstep.sweep import engines, experiments, plan, watch
+from kstep.sweep.engines import Engine, Slot
+from kstep.sweep.options import SweepRequest
+from kstep.sweep.plan import RunSpec
+
+
+def run_sweep(request: SweepRequest) -> None:
+    """Execute every requested run that is not done; raise if one of them failed."""
+    console = Console()
+    sweep = experiments.read(request.experiment, request.scale)
+    seeds = experiments.seeds(request.seeds) if request.seeds else ()
+
+    def planned() -> list[RunSpec]:
+        tasks, methods = request.tasks, request.methods
+        return plan.plan(sweep, request.runs, tasks=tasks, methods=methods, seeds=seeds)
+
+    specs = planned()
+    backend = expected(request.encoder_backend, request.device)
+    watch.show_plan(sweep, specs, console, backend)
+    if request.plan:
+        return
+    engine, slot = _engine(request, specs, sweep.alone, console)
+    try:
+        outcomes = watch.conduct_in_stages(engine, planned, slot, request.retries, console)
+    except KeyboardInterrupt:
+        raise Stopped(
+            "stopped; every run wrote a checkpoint. Rerun the command to resume", signal.SIGINT
+        ) from None
+    watch.summarize(outcomes, console)
+    left = sum(outcome.result != "done" for outcome in outcomes.values())
+    if left:
+        raise Fault(f"{left} of {len(outcomes)} runs are not done. Rerun the command to retry them")
+
+
+def _engine(
+    request: SweepRequest, specs: Sequence[RunSpec], alone: bool, console: Console
+) -> tuple[Engine, Slot]:
+    here = request.engine == "local"
+    workers, slot = engines.divide(
+        specs,
+        workers=request.workers,
+        threads=request.threads if here else request.threads or 1,
+        device=request.device,
+        alone=alone,
+        memory_gb=None if here else float("inf"),
+    )
+    slot = replace(
+        slot,
+        checkpoint_minutes=request.checkpoint_minutes,
+        encoder_backend=request.encoder_backend,
+    )
+    if request.engine == "ray":
+        return engines.Ray(request.address), slot
+    if request.engine == "slurm":
+        return engines.Slurm(request.partition, int(60 * request.hours)), slot
+    say(console, f"{workers} runs at once, {slot.threads} threads each")
+    return engines.Local(workers), slot

@@ -1,0 +1,129 @@
+"""What runs cost: hours, memory and disk, from measured speeds where there are any.
+
+Other runs take the speeds of `speeds.toml`, which follow from how often a method passes images
+through the encoder, forward and backward, and from what computes the convolutions.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import tomllib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from kstep.sweep.plan import RunSpec, Status
+from kstep.types import Backend
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What is left to do."""
+
+    core_hours: float
+    longest_core_hours: float
+    """Of the longest single run: no number of machines makes a sweep quicker than that."""
+    memory_gb: float
+    """Of the largest single run."""
+    disk_gb: float
+    """Of all runs when they are complete."""
+    measured: int
+    """How many of the unfinished runs are estimated from measured speeds."""
+
+    def hours(self, cores: int, threads: int = 1) -> float:
+        """Return the wall time on that many cores, at best."""
+        return max(self.core_hours / max(cores, 1), self.longest_core_hours / max(threads, 1))
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one run, the same for every seed."""
+
+    core_seconds: float
+    """Per decision."""
+    memory_gb: float
+    disk_gb: float
+
+
+def measured_speeds(specs: Iterable[RunSpec]) -> dict[tuple[str, str, str], float]:
+    """Return core-seconds per decision by kind of run: the median over attempts."""
+    costs: dict[tuple[str, str, str], list[float]] = {}
+    for spec in specs:
+        for row in spec.run.attempts():
+            decisions = row.get("decisions", 0)
+            if decisions > 0 and row.get("outcome") in ("done", "stopped"):
+                cost = row["seconds"] * row["threads"] / decisions
+                costs.setdefault(spec.kind, []).append(cost)
+    return {kind: statistics.median(values) for kind, values in costs.items()}
+
+
+def estimate(
+    specs: Sequence[RunSpec],
+    statuses: Sequence[Status],
+    speeds: dict[tuple[str, str, str], float] | None = None,
+    backend: Backend = "torch",
+) -> Estimate:
+    """Add up hours, memory and disk; `backend` decides the assumed speeds."""
+    speeds = speeds or {}
+    total = longest = memory = disk = 0.0
+    measured = 0
+    for spec, status in zip(specs, statuses, strict=True):
+        cost = cost_of(spec, backend)
+        disk += cost.disk_gb + _encoders_gb(spec)
+        if status.state == "done":
+            continue
+        measured += spec.kind in speeds
+        left = max(spec.env_steps - status.env_steps, 0) / spec.action_repeat
+        hours = left * speeds.get(spec.kind, cost.core_seconds) / 3600
+        total, longest = total + hours, max(longest, hours)
+        memory = max(memory, cost.memory_gb)
+    return Estimate(total, longest, memory, disk, measured)
+
+
+@cache
+def assumptions() -> dict[str, Any]:
+    """Return the table of assumed speeds and sizes."""
+    return tomllib.loads(files("kstep").joinpath("sweep/speeds.toml").read_text())
+
+
+def cost_of(spec: RunSpec, backend: Backend = "torch") -> Cost:
+    """Return what one run costs in all; its time is that of one decision."""
+    any_encoder = None if spec.frozen_encoder is None else Path()
+    any_seed = replace(spec, seed=0, folder=Path(), digest="", frozen_encoder=any_encoder)
+    return _cost(any_seed, backend)
+
+
+@cache
+def _cost(spec: RunSpec, backend: Backend) -> Cost:
+    experiment = spec.experiment()
+    learning, assumed = experiment.method.learning, assumptions()
+    if experiment.method.observation == "state":
+        seconds, frame = float(assumed["state"]["seconds"]), 400
+    else:
+        passes = assumed["passes"]
+        name = next(n for n in (spec.method, experiment.method.base, "ksl") if n in passes)
+        forward, backward = passes[name]
+        units = assumed["unit"]["native" if backend == "native" else "torch"]
+        trained = spec.frozen_encoder is None
+        seconds = (forward + 2 * backward * trained) * units.get(spec.preset, units["paper"])
+        if spec.preset != "debug":
+            seconds *= learning.batch_size / 128
+            seconds += float(assumed["decision"]["seconds"])
+        frame = 3 * experiment.env.size**2
+    # The array is as large as the budget could fill; what the run can touch is less.
+    kept = min(learning.replay_capacity, math.ceil(spec.env_steps / spec.action_repeat))
+    replay = kept * frame * 1.02 / 1e9
+    process = float(assumed["memory"]["process_gb"])
+    return Cost(seconds, process + replay, float(assumed["disk"]["run_gb"]) + replay)
+
+
+def _encoders_gb(spec: RunSpec) -> float:
+    """Return the disk that a run's saved encoders take, or its copy of a frozen one."""
+    saved = int(spec.frozen_encoder is not None)
+    if spec.save_encoders_every is not None:
+        saved += spec.env_steps // spec.save_encoders_every + 1
+    return saved * float(assumptions()["disk"]["encoder_gb"])
