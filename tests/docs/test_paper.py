@@ -87,7 +87,8 @@ def test_the_papers_claims_are_among_the_numbers() -> None:
 
 def test_every_experiment_is_swept_on_the_page() -> None:
     (block,) = re.findall(r"```sh\n(.*?)```", TEXT, flags=re.DOTALL)
-    assert sorted(re.findall(r"kstep sweep ([\w-]+)", block)) == sorted(shipped())
+    swept = sorted(re.findall(r"kstep sweep ([\w-]+)", block))
+    assert swept == sorted(name for name in shipped() if name != "evidence")
 
 
 def test_links_lead_somewhere() -> None:

@@ -25,6 +25,7 @@ from kstep.sweep.plan import RunSpec, plan, status
 from kstep.types import KstepError
 
 PLANET = 6
+PAIR = ("toy_reach", "toy_glide")
 
 
 @pytest.mark.parametrize(
@@ -50,14 +51,69 @@ def test_the_papers_experiments_have_the_papers_size(name: str, runs: int) -> No
 
 
 def test_every_shipped_experiment_has_every_scale() -> None:
-    assert len(shipped()) == 9
+    assert len(shipped()) == 10
     for name in shipped():
         for scale in SCALES:
             sweep = read(name, scale)
             specs = plan(sweep)
-            assert {spec.preset for spec in specs} == {scale}
+            # Our own evidence states its presets, group by group.
+            own = name == "evidence" and scale != "debug"
+            assert {spec.preset for spec in specs} == ({"cpu", "paper"} if own else {scale})
             assert max(sweep.marks) <= max(spec.env_steps for spec in specs)
     assert {spec.task for spec in plan(read("main", "debug"))} == {"toy_reach"}
+
+
+def test_runs_may_be_started_group_by_group(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(
+        """
+        tasks = ["toy_reach", "toy_glide"]
+        order = "groups"
+        [[group]]
+        methods = ["ksl"]
+        tasks = ["toy_glide"]
+        seeds = "2-3"
+        env_steps = 200
+        preset = "debug"
+        [[group]]
+        methods = ["drq"]
+        seeds = "1"
+        env_steps = 300
+        """
+    )
+    ksl, drq = [("ksl", "toy_glide", "debug")], [("drq", task, "cpu") for task in PAIR]
+    specs = plan(read(str(file), "cpu"))
+    assert [(s.method, s.task, s.preset) for s in specs] == ksl + ksl + drq
+    assert [spec.seed for spec in specs] == [2, 3, 1, 1]
+    only = plan(read(str(file), "cpu"), tasks=["toy_reach"])
+    assert [(spec.method, spec.task) for spec in only] == [("drq", "toy_reach")]
+    file.write_text(file.read_text().replace('order = "groups"', ""))
+    assert [spec.seed for spec in plan(read(str(file), "cpu"))] == [1, 1, 2, 3]
+
+
+def test_evidence_starts_with_the_question_of_the_readings() -> None:
+    specs = plan(read("evidence"))
+    assert len(specs) == 50
+    first = [(s.method, s.seed) for s in specs if s.task == "cartpole_swingup"][:10]
+    assert first == [
+        ("ksl", 1),
+        ("sac_pixel", 1),
+        *(("ksl", seed) for seed in (2, 3)),
+        *(("ksl-results", seed) for seed in (1, 2, 3)),
+        *(("drq", seed) for seed in (1, 2, 3)),
+    ]
+    others = [(s.task, s.method, s.seed) for s in specs[10:16]]
+    tasks = ("cheetah_run", "ball_in_cup_catch", "reacher_easy")
+    assert others == [(task, method, 1) for task in tasks for method in ("ksl", "drq")]
+
+
+def test_runs_in_a_table_of_results_count(tmp_path: Path) -> None:
+    sweep = read("main", "debug")
+    first, *rest = plan(sweep, tmp_path)
+    again = plan(sweep, tmp_path, recorded={first.digest: first.env_steps})
+    assert [status(spec).state for spec in again] == ["done", *(["missing"] * len(rest))]
+    short = plan(sweep, tmp_path, recorded={first.digest: first.env_steps - 1})
+    assert status(short[0]).state == "missing"
 
 
 def test_proto_rl_has_runs_of_its_own_for_each_mark() -> None:

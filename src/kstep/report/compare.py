@@ -58,6 +58,7 @@ def compare(
     rows = scores.from_table(table, who, tasks)
     marks = sorted({int(row["env_steps"]) for row in rows})
     draws = {"seed": seed, "repetitions": repetitions}
+    presets = f"preset {' and '.join(sweep.presets)}"
     if not set(sweep.marks) & set(marks):
         wanted = " or ".join(f"{mark:,}" for mark in sweep.marks)
         raise KstepError(f"no evaluation at {wanted} env steps, but at {marks[-8:]}")
@@ -66,7 +67,7 @@ def compare(
             say(console, f"\nno evaluation at {mark:,} env steps yet")
             continue
         cells, found = scores.summary(rows, [mark], comparison.beside), at(rows, mark)
-        say(console, Text.assemble((f"\n{mark:,} env steps", "bold"), f", preset {sweep.preset}"))
+        say(console, Text.assemble((f"\n{mark:,} env steps", "bold"), f", {presets}"))
         console.print(per_task(cells))
         say(console, absent(table, specs, planned, mark))
         for shown in (aggregates(found, **draws), profiles(found, **draws), improved(cells)):

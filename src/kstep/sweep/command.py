@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from rich.console import Console
 
@@ -22,10 +23,17 @@ def run_sweep(request: SweepRequest) -> None:
     console = Console()
     sweep = experiments.read(request.experiment, request.scale)
     seeds = experiments.seeds(request.seeds) if request.seeds else ()
+    recorded = recorded_runs(request.table) if request.table else {}
 
     def planned() -> list[RunSpec]:
-        tasks, methods = request.tasks, request.methods
-        return plan.plan(sweep, request.runs, tasks=tasks, methods=methods, seeds=seeds)
+        return plan.plan(
+            sweep,
+            request.runs,
+            tasks=request.tasks,
+            methods=request.methods,
+            seeds=seeds,
+            recorded=recorded,
+        )
 
     specs = planned()
     backend = expected(request.encoder_backend, request.device)
@@ -43,6 +51,13 @@ def run_sweep(request: SweepRequest) -> None:
     left = sum(outcome.result != "done" for outcome in outcomes.values())
     if left:
         raise Fault(f"{left} of {len(outcomes)} runs are not done. Rerun the command to retry them")
+
+
+def recorded_runs(table: Path) -> dict[str, int]:
+    """Return the env_steps of the newest evaluation in a table of results, by run."""
+    from kstep.sweep import store  # tables are imported only where they are read
+
+    return store.reached(store.read(table))
 
 
 def _engine(

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from kstep import names
 from kstep.types import KstepError
@@ -31,6 +31,10 @@ class MethodGroup:
     env_steps: Positive
     set: tuple[str, ...] = ()
     """Overrides; `{half}` stands for half of the budget."""
+    tasks: tuple[str, ...] = ()
+    """Empty: the experiment's."""
+    preset: str = ""
+    """Empty: the scale's."""
 
     @property
     def overrides(self) -> tuple[str, ...]:
@@ -59,7 +63,7 @@ class _Scales:
 class Sweep:
     """One of the paper's experiments, or a user's, at one scale.
 
-    Its fields are the keys of an experiment's file, except for the last three.
+    Its fields are the keys of an experiment's file, except for the last two.
     """
 
     tasks: tuple[str, ...]
@@ -68,6 +72,8 @@ class Sweep:
     marks: tuple[Count, ...] = ()
     """env_steps at which results are compared."""
     scale: _Scales = field(default_factory=_Scales)
+    order: Literal["seeds", "groups"] = "seeds"
+    """In which runs are started: a seed of every cell, then the next seed; or group by group."""
     alone: bool = False
     """Whether runs must not share a machine because their time is the result."""
     save_encoders_every: Positive | None = None
@@ -79,7 +85,11 @@ class Sweep:
     returns beside those of its tables."""
     name: str = field(default="", metadata=DERIVED)
     scale_name: str = field(default="", metadata=DERIVED)
-    preset: str = field(default="", metadata=DERIVED)
+
+    @property
+    def presets(self) -> tuple[str, ...]:
+        """The presets of its runs, each once."""
+        return tuple(dict.fromkeys(group.preset for group in self.group))
 
 
 def shipped() -> tuple[str, ...]:
@@ -131,13 +141,14 @@ def _at_scale(sweep: Sweep, scale: str) -> Sweep:
             group,
             seeds=changes.seeds or group.seeds,
             env_steps=changes.env_steps or group.env_steps,
+            tasks=changes.tasks or group.tasks or sweep.tasks,
+            preset=changes.preset or group.preset or scale,
         )
         for group in sweep.group
     )
     sweep = replace(
         sweep,
         scale_name=scale,
-        preset=scale if changes.preset is None else changes.preset,
         title=sweep.title or sweep.name,
         tasks=changes.tasks or sweep.tasks,
         group=groups,
@@ -145,7 +156,8 @@ def _at_scale(sweep: Sweep, scale: str) -> Sweep:
     )
     if not sweep.tasks or not groups:
         raise KstepError("it needs at least one task and one [[group]] of methods")
-    names.require(sweep.preset, names.PRESET_SUMMARIES, "preset")
+    for preset in sweep.presets:
+        names.require(preset, names.PRESET_SUMMARIES, "preset")
     methods = [method for group in groups for method in group.methods]
     for method in methods + [sweep.transfer] * bool(sweep.transfer):
         names.check_method(method)

@@ -32,6 +32,8 @@ class SweepRequest:
     """Show the grid, what is done, what is missing and what it will take; start nothing."""
     runs: Path = Path("runs")
     """Where run folders are kept; for ray and slurm, on storage that every node sees."""
+    table: Path | None = None
+    """Runs whose evaluation at their budget is in this table (kstep collect) count as done."""
     engine: Literal["local", "ray", "slurm"] = "local"
     """This machine; a Ray cluster (extra ray); Slurm (extra slurm)."""
     workers: Positive | None = None

@@ -13,7 +13,7 @@ source is done its folder and cost are known but not its digest: it is not yet `
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -49,6 +49,8 @@ class RunSpec:
     save_encoders_every: int | None = None
     frozen_encoder: Path | None = None
     """The encoder file that it uses; until that exists, the folder it will be saved in."""
+    recorded: int = 0
+    """env_steps of its newest evaluation in a table of results, wherever that run was computed."""
 
     @property
     def ready(self) -> bool:
@@ -107,13 +109,15 @@ def plan(
     tasks: Iterable[str] = (),
     methods: Iterable[str] = (),
     seeds: Iterable[int] = (),
+    recorded: Mapping[str, int] | None = None,
 ) -> list[RunSpec]:
-    """Return every run of a sweep once, seed by seed, so that each seed completes a table.
+    """Return every run of a sweep once, in the order in which they are to be started.
 
     `methods` may also name variants of the sweep's own. Runs of a second stage are included,
-    `ready` where the run that they start from is done.
+    `ready` where the run that they start from is done. `recorded` are the env_steps that a table of
+    results has of runs, by digest.
     """
-    chosen_tasks, chosen_seeds, only = tuple(tasks) or sweep.tasks, tuple(seeds), tuple(methods)
+    chosen_tasks, chosen_seeds, only = tuple(tasks), tuple(seeds), tuple(methods)
     sweep = with_variants(sweep) if only else sweep
     declared = {name for group in sweep.group for name in group.methods}
     for name in only:
@@ -126,7 +130,7 @@ def plan(
     for group in sweep.group:
         shared = [
             _resolved(method, known_tasks.parse(task).name, sweep, group)
-            for task in chosen_tasks
+            for task in _tasks(sweep, group, chosen_tasks)
             for method in group.methods
             if not only or method in only
         ]
@@ -134,20 +138,29 @@ def plan(
         for seed in chosen_seeds or group.seeds:
             for cell, setting_of_cell in cells:
                 experiment = replace(cell, seed=seed)
+                identity = digest(experiment)
                 spec = _spec(
                     experiment,
                     Run.default_folder(runs, experiment, bool(group.set)),
                     overrides=group.overrides,
-                    digest=digest(experiment),
+                    digest=identity,
                     setting=setting_of_cell,
                     save_encoders_every=sweep.save_encoders_every,
+                    recorded=(recorded or {}).get(identity, 0),
                 )
                 # Two groups may coincide at a smaller scale; the longer budget includes the other.
                 other = specs.get(spec.folder)
                 if other is None or other.env_steps < spec.env_steps:
                     specs[spec.folder] = spec
     every = [*specs.values(), *_transfers(sweep, [*specs.values()], runs)]
-    return sorted(every, key=lambda spec: spec.seed)
+    return sorted(every, key=lambda spec: spec.seed) if sweep.order == "seeds" else every
+
+
+def _tasks(sweep: Sweep, group: MethodGroup, chosen: Sequence[str]) -> Sequence[str]:
+    """Return the tasks of a group: of the chosen ones those it has, if it has its own."""
+    if not chosen or group.tasks == sweep.tasks:
+        return chosen or group.tasks
+    return [task for task in group.tasks if task in chosen]
 
 
 def with_variants(sweep: Sweep) -> Sweep:
@@ -159,7 +172,7 @@ def with_variants(sweep: Sweep) -> Sweep:
 
     def fits(name: str, group: MethodGroup) -> bool:
         try:
-            _resolved(name, sweep.tasks[0], sweep, group)
+            _resolved(name, group.tasks[0], sweep, group)
         except KstepError:
             return False
         return not sweep.transfer
@@ -175,6 +188,8 @@ def with_variants(sweep: Sweep) -> Sweep:
 
 def status(spec: RunSpec) -> Status:
     """Read what a run has reached: a few small reads, however long the run is."""
+    if spec.recorded >= spec.env_steps:
+        return Status("done", spec.recorded)
     if not spec.ready:
         return Status("missing")
     run = spec.run
@@ -202,7 +217,7 @@ def last_encoder(spec: RunSpec) -> Path | None:
 
 def _resolved(method: str, task: str, sweep: Sweep, group: MethodGroup) -> Experiment:
     """Return what the runs of one method and task compute, whatever their seed."""
-    preset, env_steps, overrides = sweep.preset, group.env_steps, group.overrides
+    preset, env_steps, overrides = group.preset, group.env_steps, group.overrides
     experiment = resolve(method, task, preset=preset, env_steps=env_steps, overrides=overrides)
     if sweep.save_encoders_every is not None and experiment.method.observation != "pixels":
         raise KstepError(f"{sweep.name}: '{method}' sees the state: it has no encoder to save")
@@ -219,8 +234,8 @@ def _transfers(sweep: Sweep, sources: Sequence[RunSpec], runs: Path) -> Iterator
         return
 
     @cache
-    def resolved(task: str, env_steps: int) -> Experiment:
-        name, preset = sweep.transfer, sweep.preset
+    def resolved(task: str, preset: str, env_steps: int) -> Experiment:
+        name = sweep.transfer
         return resolve(name, task, preset=preset, env_steps=env_steps, frozen_encoder=_NOT_YET)
 
     tasks = tuple(dict.fromkeys(source.task for source in sources))
@@ -230,7 +245,7 @@ def _transfers(sweep: Sweep, sources: Sequence[RunSpec], runs: Path) -> Iterator
         for task in tasks:
             if task == source.task:
                 continue
-            experiment = resolved(task, source.env_steps)
+            experiment = resolved(task, source.preset, source.env_steps)
             experiment = replace(experiment, seed=source.seed, frozen_encoder=frozen)
             below = Run.default_folder(runs, experiment, False).parents[1]
             trained = source.folder.parent

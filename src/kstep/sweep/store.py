@@ -150,6 +150,12 @@ def scores(frame: pl.DataFrame) -> pl.DataFrame:
     )
 
 
+def reached(frame: pl.DataFrame) -> dict[str, int]:
+    """Return the env_steps of the newest evaluation of each of our own runs, by its digest."""
+    ours = frame.filter(pl.col("source") == OURS)
+    return dict(ours.group_by("digest").agg(pl.col("mark").max()).sort("digest").iter_rows())
+
+
 def run_folders(root: Path) -> Iterator[Path]:
     """Yield every run folder below a folder, in order; does not descend into runs."""
     for path, folders, names in os.walk(root):

@@ -33,18 +33,27 @@ SHOWN = 15
 """Runs in the live table; more do not fit a terminal."""
 
 
+NAMED = 8
+"""Runs that a plan names; the grid has all of them."""
+
+
 def show_plan(sweep: Sweep, specs: Sequence[RunSpec], console: Console, backend: Backend) -> None:
     """Print the grid, what is done and missing, and what the rest will take."""
     statuses, cores = [plan.status(spec) for spec in specs], len(os.sched_getaffinity(0))
     say(console, Text.assemble((sweep.name, "bold"), f" ({sweep.scale_name}): {sweep.title}"))
-    if sweep.preset != "paper":
-        say(console, f"preset {sweep.preset}: not the paper's sizes", "yellow")
+    for preset in sweep.presets:
+        if preset != "paper":
+            say(console, f"preset {preset}: not the paper's sizes", "yellow")
     console.print(_grid(specs, statuses))
     legend = [(f"  {symbol} {state}", colour) for state, (symbol, colour) in SYMBOLS.items()]
     say(console, Text.assemble("one symbol per seed:", *legend))
     counts = Counter(status.state for status in statuses)
     words = ", ".join(f"{counts[state]} {state}" for state in SYMBOLS if counts[state])
     say(console, f"{len(specs)} runs: {words}")
+    waiting = [s.label for s, at in zip(specs, statuses, strict=True) if at.state != "done"]
+    if waiting:
+        more = f" and {len(waiting) - NAMED} more" if len(waiting) > NAMED else ""
+        say(console, f"not done, in the order of starting: {', '.join(waiting[:NAMED])}{more}")
     if sweep.transfer:
         on_frozen = [spec for spec in specs if spec.frozen_encoder is not None]
         ready = sum(spec.ready for spec in on_frozen)
