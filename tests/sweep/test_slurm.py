@@ -1,7 +1,7 @@
 """Slurm's engine: with submitit's local executor, and on a real Slurm where one is installed.
 
-The real one (Debian's `slurm-wlm` and `munge`) is one node on loopback, with keys, ports and folders
-of its own; every process of it is started and ended here.
+The real one (Debian's `slurm-wlm` and `munge`) is one node on loopback, with keys, ports and
+folders of its own; every process of it is started and ended here.
 """
 
 from __future__ import annotations
@@ -124,10 +124,8 @@ def test_a_real_slurm_executes_the_debug_sweep(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = tmp_path / "runs"
-    main(
-        ["sweep", "main", "--scale", "debug", "--seeds", "1", "--engine", "slurm"]
-        + ["--methods", "ksl", "drq", "sac_state", "--runs", str(runs), "--hours", "1"]
-    )
+    words = "sweep main --scale debug --seeds 1 --methods ksl drq sac_state --engine slurm"
+    main([*words.split(), "--hours", "1", "--runs", str(runs)])
     assert "3 done" in capsys.readouterr().out
     assert len(list(runs.rglob("evaluations.jsonl"))) == 3
 
