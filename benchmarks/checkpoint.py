@@ -76,7 +76,8 @@ def measure(root: Path, speed: float) -> None:
     interval = 60 * Runtime().checkpoint_minutes
     new = int(speed * interval)
     run = Run(root / "run", resolve("ksl", "toy_reach"))
-    with run.being_written():
+    with run.locked():
+        run.begin()
         session = session_of(run)
         session.replay.begin(session.episode.start(0))
         play(session, 1_000)

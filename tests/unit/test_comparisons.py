@@ -42,7 +42,8 @@ def evaluated(
         method, task, preset=preset, seed=seed, env_steps=env_steps, frozen_encoder=frozen
     )
     run = Run.prepare(folder, experiment)
-    with run.being_written():
+    with run.locked():
+        run.begin()
         rows = [{"mark": mark, "env_steps": mark, "returns": r} for mark, r in returns.items()]
         run.evaluations_file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder

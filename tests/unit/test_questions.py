@@ -136,7 +136,8 @@ def test_a_quick_encoder_is_the_same_up_to_rounding(tmp_path: Path) -> None:
     experiment = resolve("sac_pixel", "toy_reach", preset="cpu")
     run = Run.prepare(tmp_path / "run", experiment)
     agent = Agent(experiment.method, spec_of(make(experiment.env, 1)), Streams(1))
-    with run.being_written():
+    with run.locked():
+        run.begin()
         path = encoders.save(run, agent, Counts(), 0)
     stacks = np.random.default_rng(0).integers(0, 256, (3, 3, 84, 84, 3)).astype(np.uint8)
     plain, quick = encoders.load(path), encoders.load(path, quick=True)

@@ -21,7 +21,8 @@ def pretend(root: Path, method: str, seed: int, evaluations: int = 2, *overrides
     """Write a run folder as training would."""
     experiment = resolve(method, "toy_reach", preset="debug", seed=seed, overrides=overrides)
     run = Run(Run.default_folder(root, experiment, bool(overrides)), experiment)
-    with run.being_written():
+    with run.locked():
+        run.begin()
         pass
     (run.folder / "system.json").write_text(
         json.dumps(

@@ -249,7 +249,7 @@ def test_another_experiment_in_the_folder_is_refused_with_the_difference(tmp_pat
 
 def test_two_processes_cannot_write_one_run(tmp_path: Path) -> None:
     run = Run.prepare(tmp_path / "run", experiment())
-    with run.being_written(), pytest.raises(KstepError, match="is being written by process"):
+    with run.locked(), pytest.raises(KstepError, match="is being written by process"):
         go(tmp_path / "run", experiment())
 
 

@@ -19,6 +19,7 @@ from kstep.cli.looking import Bench, Doctor, List, Show
 from kstep.cli.sweeps import Collect, Compare, Import, Sweep
 from kstep.cli.training import Eval, Film, Selfcheck, Train
 from kstep.errors import KstepError, explain
+from kstep.signals import answered
 
 Verb = (
     Train
@@ -72,18 +73,16 @@ def main(arguments: list[str] | None = None) -> None:
         config=(tyro.conf.OmitSubcommandPrefixes,),
         registry=REGISTRY,
     )
-    try:
-        check(verb)
-        verb()
-    except KeyboardInterrupt:
-        print("kstep: interrupted", file=sys.stderr)
-        sys.exit(130)
-    except Exception as error:
-        message = str(error) if isinstance(error, KstepError) else explain(error)
-        if message is None:  # a bug of ours, which a traceback helps to find
-            raise
-        print(f"kstep: {message}", file=sys.stderr)
-        sys.exit(error.exit_code if isinstance(error, KstepError) else 1)
+    with answered():
+        try:
+            check(verb)
+            verb()
+        except Exception as error:
+            message = str(error) if isinstance(error, KstepError) else explain(error)
+            if message is None:  # a bug of ours, which a traceback helps to find
+                raise
+            print(f"kstep: {message}", file=sys.stderr)
+            sys.exit(error.exit_code if isinstance(error, KstepError) else 1)
 
 
 def check(flags: Any) -> None:

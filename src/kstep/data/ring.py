@@ -20,6 +20,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 import psutil
 
+from kstep.files import Tree
 from kstep.types import Array, EnvSpec, KstepError
 
 Storage: TypeAlias = Literal["memory", "disk"]
@@ -265,11 +266,17 @@ class Ring:
         shape = (self.slots, *self.spec.frame_shape)
         if folder is None or self.config.storage == "memory":
             return np.zeros(shape, self.spec.frame_dtype)
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / FRAMES_FILE).open("wb") as file:
-            # Pages of a file with holes that find the disk full kill the process without a word.
-            os.posix_fallocate(file.fileno(), 0, math.prod(shape) * self.spec.frame_dtype.itemsize)
-        mapped = np.memmap(folder / FRAMES_FILE, self.spec.frame_dtype, mode="r+", shape=shape)
+        tree, path = Tree(folder), folder / FRAMES_FILE
+        tree.make(folder)
+        try:
+            with tree.replace(path) as file:
+                # Pages of a file with holes that find the disk full kill the process silently.
+                size = math.prod(shape) * self.spec.frame_dtype.itemsize
+                os.posix_fallocate(file.fileno(), 0, size)
+                mapped = np.memmap(file, self.spec.frame_dtype, mode="r+", shape=shape)
+        except BaseException:
+            tree.remove(path)
+            raise
         # As a plain array, so that batches taken from it are plain arrays too.
         return np.asarray(mapped)
 

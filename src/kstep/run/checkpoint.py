@@ -13,8 +13,10 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import shutil
+import os
+import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -25,10 +27,10 @@ import safetensors.torch
 
 from kstep.agent import Agent
 from kstep.data.replay import Replay
-from kstep.files import fingerprint, sha256, sync_folder, write_atomically, write_json
+from kstep.files import fingerprint, part_of, sha256
 from kstep.run import legacy
 from kstep.run.episode import Episode
-from kstep.run.folder import Run, checkpoint_age
+from kstep.run.folder import LOGS, Run, checkpoint_age
 from kstep.run.log import Written, before
 from kstep.run.provenance import Allowed, Provenance
 from kstep.types import Array, Counts, KstepError
@@ -37,6 +39,10 @@ FORMAT = 3
 READABLE = (1, 2, FORMAT)
 """Earlier formats can be evaluated, not resumed; their experiments are of another format too."""
 KEEP = 2
+
+SEGMENT = re.compile(r"frames-[0-9]{12,}-[0-9]{12,}\.safetensors")
+UNREADABLE = (KstepError, OSError, ValueError, KeyError, TypeError, AttributeError)
+"""What reading a damaged checkpoint may raise."""
 
 
 class Refused(KstepError):
@@ -60,15 +66,16 @@ class Session:
 
 def save(run: Run, session: Session, positions: Positions) -> Path:
     """Write a checkpoint and return its folder. Where that fails, nothing of it is left."""
-    segments, new = _write_new_frames(run, session.replay)
-    final = _free_name(run.checkpoints / f"{session.counts.decisions:09d}")
-    aside = run.checkpoints / f"{final.name}.part"
+    final = _next_folder(run, session.counts.decisions)
+    aside = part_of(final)
+    known, segment = _new_segment(run, session.replay)
     try:
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir()
+        segments = {**known, segment.name: _write_frames(run, session.replay, segment)}
+        run.tree.remove(aside)
+        run.tree.make(aside)
         tensors = {key: tensor.contiguous() for key, tensor in session.agent.state().items()}
         weights = safetensors.torch.save(tensors)
-        write_atomically(aside / "agent.safetensors", weights)
+        run.tree.write(aside / "agent.safetensors", weights)
         state = {
             "format": FORMAT,
             "digest": run.digest,
@@ -81,16 +88,16 @@ def save(run: Run, session: Session, positions: Positions) -> Path:
             "positions": {name: asdict(written) for name, written in positions.items()},
             "weights": hashlib.sha256(weights).hexdigest(),
         }
-        write_json(aside / "state.json", {**state, "checksum": fingerprint(state)})
-        sync_folder(aside)
-        aside.rename(final)
+        run.tree.write_json(aside / "state.json", {**state, "checksum": fingerprint(state)})
+        run.tree.rename(aside, final.name)
     except BaseException:
-        # On a full disk these are what stands in the way of everything else.
-        shutil.rmtree(aside, ignore_errors=True)
-        if new is not None:
-            new.unlink(missing_ok=True)
+        # An interrupt may come when the rename is done: what is published keeps its frames. The
+        # rest is removed: on a full disk it stands in the way of everything else.
+        if not final.exists():
+            run.tree.remove(aside)
+            if segment.name not in known:
+                run.tree.remove(segment)
         raise
-    sync_folder(run.checkpoints)
     _forget_old(run)
     return final
 
@@ -111,7 +118,7 @@ def load(run: Run, session: Session, allowed: Allowed) -> tuple[Positions, list[
     folder, state = newest(run, restore)
     notes = session.provenance.refuse_other(Provenance(**state["provenance"]), allowed)
     notes = _set_damaged_aside(run, folder) + notes
-    _sweep(run)
+    _remove_incomplete(run)
     _load_agent(session.agent, folder, state)
     session.agent.streams.load_state(state["streams"])
     # Other versions may well lead to another frame; that was accepted with them.
@@ -138,9 +145,17 @@ def check(run: Run, here: Provenance, allowed: Allowed) -> None:
 
 def begin(run: Run) -> None:
     """Remove what a run that was stopped inside its first checkpoint has left behind."""
-    _sweep(run)
+    _remove_incomplete(run)
     for path in run.replay.glob("frames-*"):
-        path.unlink()
+        run.tree.remove(path)
+
+
+def tidy(run: Run) -> None:
+    """Remove what a run that was killed at its end has left behind; the lock must be free."""
+    if run.incomplete() or run.checkpoint_folders()[:-KEEP] or _unneeded_segments(run):
+        with run.locked():
+            _remove_incomplete(run)
+            _forget_old(run)
 
 
 def exists(run: Run) -> bool:
@@ -173,10 +188,10 @@ def describe(run: Run) -> str:
     """Return in one sentence what of a run is on disk."""
     for folder in reversed(run.checkpoint_folders()):
         try:
-            env_steps = json.loads((folder / "state.json").read_text())["counts"]["env_steps"]
-        except (OSError, ValueError, KeyError, TypeError):
+            env_steps = f"{_read_state(folder)['counts']['env_steps']:,}"
+        except UNREADABLE:
             continue
-        return f"The run folder is intact; its newest checkpoint is at {env_steps:,} env steps"
+        return f"The run folder is intact; its newest checkpoint is at {env_steps} env steps"
     return "The run folder is intact, but has no checkpoint yet"
 
 
@@ -196,7 +211,7 @@ def newest(
             return folder, state
         except Refused as error:
             raise Refused(f"{folder} {error}") from error
-        except (KstepError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except UNREADABLE as error:
             problems.append(f"  {folder.name}: {error}")
     detail = "\n" + "\n".join(problems) if problems else ": none was written yet"
     raise KstepError(f"{run.folder} has no usable checkpoint{detail}")
@@ -208,7 +223,7 @@ def _set_damaged_aside(run: Run, chosen: Path) -> list[str]:
     for folder in run.checkpoint_folders():
         if checkpoint_age(folder.name) > checkpoint_age(chosen.name):
             aside = _free_name(folder.with_name(f"{folder.name}.damaged"))
-            folder.rename(aside)
+            run.tree.rename(folder, aside.name)
             notes.append(f"checkpoint {folder.name} is damaged; it is kept as {aside.name}")
     return notes
 
@@ -224,7 +239,7 @@ def _check(run: Run, folder: Path) -> dict[str, Any]:
 
 def _segments(run: Run, state: dict[str, Any]) -> Iterator[dict[str, Array]]:
     """Read the frames of a checkpoint, each file checked before it is looked at."""
-    for name, expected in state["replay"]["segments"].items():
+    for name, expected in _segment_sums(state).items():
         path = run.replay / name
         data = path.read_bytes() if path.is_file() else b""
         if hashlib.sha256(data).hexdigest() != expected:
@@ -249,13 +264,34 @@ def _read_state(folder: Path) -> dict[str, Any]:
     return state
 
 
+def _segment_sums(state: dict[str, Any]) -> dict[str, str]:
+    """Return the checksums of the segments that a checkpoint needs, by names that are safe to use:
+    one with a separator in it would lead out of the folder."""
+    sums: dict[str, str] = state["replay"]["segments"]
+    for name in sums:
+        if SEGMENT.fullmatch(name) is None:
+            raise KstepError(f"state.json names {name!r}, which is no segment of the replay")
+    return sums
+
+
 def _check_logs(run: Run, state: dict[str, Any]) -> None:
     for name, written in _positions(state).items():
         before(run.log(name), written)
 
 
 def _positions(state: dict[str, Any]) -> Positions:
+    if unknown := set(state["positions"]) - set(LOGS):
+        raise KstepError(f"state.json names {sorted(unknown)}, which are no logs")
     return {name: Written(**value) for name, value in state["positions"].items()}
+
+
+def _next_folder(run: Run, decisions: int) -> Path:
+    """Return where the next checkpoint goes: its name is later than those of all others of the same
+    decision, even where the first of them are gone."""
+    ages = sorted(checkpoint_age(name) for name in os.listdir(run.checkpoints))
+    same = [(*age, 0)[1] for age in ages if age[:1] == (decisions,)]
+    suffix = f".{same[-1] + 1}" if same else ""
+    return run.checkpoints / f"{decisions:09d}{suffix}"
 
 
 def _free_name(path: Path) -> Path:
@@ -275,23 +311,24 @@ def _load_agent(agent: Agent, folder: Path, state: dict[str, Any]) -> None:
         raise KstepError(f"{path} cannot be read: {error}") from error
 
 
-def _write_new_frames(run: Run, replay: Replay) -> tuple[dict[str, str], Path | None]:
-    """Write what no segment holds yet; return the checksums of all that are needed, and the one
-    that no earlier checkpoint needs."""
-    checkpoints = run.checkpoint_folders()
+def _new_segment(run: Run, replay: Replay) -> tuple[dict[str, str], Path]:
+    """Return the segments that hold frames still needed, with their checksums, and where to write
+    the frames that none of them holds."""
     known: dict[str, str] = {}
-    if checkpoints:
-        known = _read_state(checkpoints[-1])["replay"]["segments"]
+    with suppress(IndexError, *UNREADABLE):  # otherwise all frames are written once more
+        known = _segment_sums(_read_state(run.checkpoint_folders()[-1]))
     written = max((_range(name)[1] for name in known), default=0)
     # The newest frame of the last segment had no action yet, so it is written once more.
     start = max(written - 1, replay.oldest_frame, 0)
-    data = safetensors.numpy.save(replay.export(start))
-    name = f"frames-{start:012d}-{replay.total:012d}.safetensors"
-    write_atomically(run.replay / name, data)
-    sync_folder(run.replay)
     kept = {key: value for key, value in known.items() if _range(key)[1] > replay.oldest_frame}
-    segments = {**kept, name: hashlib.sha256(data).hexdigest()}
-    return segments, None if name in known else run.replay / name
+    return kept, run.replay / f"frames-{start:012d}-{replay.total:012d}.safetensors"
+
+
+def _write_frames(run: Run, replay: Replay, segment: Path) -> str:
+    """Write the frames that belong in a segment and return their checksum."""
+    data = safetensors.numpy.save(replay.export(_range(segment.name)[0]))
+    run.tree.write(segment, data)
+    return hashlib.sha256(data).hexdigest()
 
 
 def _range(segment: str) -> tuple[int, int]:
@@ -299,24 +336,29 @@ def _range(segment: str) -> tuple[int, int]:
     return int(start), int(stop)
 
 
-def _sweep(run: Run) -> None:
+def _remove_incomplete(run: Run) -> None:
     """Remove what was being written or removed when a run was killed."""
-    for path in (*run.checkpoints.glob("*.part"), *run.replay.glob("*.part")):
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+    for path in run.incomplete():
+        run.tree.remove(path)
 
 
 def _forget_old(run: Run) -> None:
-    checkpoints = run.checkpoint_folders()
-    for path in checkpoints[:-KEEP]:
-        aside = path.with_name(f"{path.name}.part")  # so that half of one never looks complete
-        path.rename(aside)
-        shutil.rmtree(aside)
+    for path in run.checkpoint_folders()[:-KEEP]:
+        run.tree.remove(part_of(path))
+        # So that half of one never looks complete.
+        run.tree.remove(run.tree.rename(path, part_of(path).name))
+    for path in _unneeded_segments(run):
+        run.tree.remove(path)
+
+
+def _unneeded_segments(run: Run) -> list[Path]:
+    """Return the segments that no checkpoint to be kept refers to; none where one is damaged, since
+    it is not known what that one needs."""
     needed: set[str] = set()
-    for path in checkpoints[-KEEP:]:
-        needed |= set(json.loads((path / "state.json").read_text())["replay"]["segments"])
-    for path in run.replay.glob("frames-*.safetensors"):
-        if path.name not in needed:
-            path.unlink()
+    try:
+        for path in run.checkpoint_folders()[-KEEP:]:
+            needed |= set(_segment_sums(_read_state(path)))
+    except UNREADABLE:
+        return []
+    found = run.replay.glob("frames-*.safetensors")
+    return [path for path in found if SEGMENT.fullmatch(path.name) and path.name not in needed]

@@ -8,13 +8,16 @@ checkpoints/        the last two, each a folder
 replay/             frames in segments, shared by the checkpoints
 encoders/           encoders over training, where asked for
 frozen_encoder.safetensors   the encoder of another run, where this one uses it without training
+tensorboard/        events, where asked for
 lock                held, and with the writer's process number in it, while the run is written
 
-Beside the folder, written by sweeps: `<name>.log` and `<name>.attempts.jsonl`.
+Beside the folder, written by sweeps: `<name>.log` and `<name>.attempts.jsonl`. All of it is written
+through a `Tree`, which follows no link; names of what is incomplete end in `.part`.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -22,17 +25,19 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, BinaryIO, get_args
 
 from kstep.config import Experiment, digest
 from kstep.errors import Busy, KstepError
-from kstep.files import json_lines, last_json_line, read_json, write_json
+from kstep.files import Tree, json_lines, last_json_line, part_of, read_json, refuse_special
 from kstep.native import Backend
 from kstep.run import legacy
 from kstep.values import decode, difference, encode
 
 FORMAT = 2
 """Of config.json. The first, which did not say so, is read by legacy.py."""
+
+LOGS = ("metrics", "evaluations")
 
 
 class RunFolder:
@@ -48,36 +53,72 @@ class RunFolder:
         self.replay = folder / "replay"
         self.encoders = folder / "encoders"
         self.frozen_encoder = folder / "frozen_encoder.safetensors"
+        self.tensorboard = folder / "tensorboard"
         self.lock_file = folder / "lock"
         # Beside the folder, which must be empty until the run itself begins.
         self.log_file = folder.with_name(f"{folder.name}.log")
         self.attempts_file = folder.with_name(f"{folder.name}.attempts.jsonl")
+        self.tree, self._beside = Tree(folder), Tree(folder.parent)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep every other process from writing this run. The system frees the lock of the dead."""
-        with self.lock_file.open("a+", errors="replace") as file:
+        """Keep every other process from writing this run, whose folder is made if it is missing.
+        The system frees the lock of the dead."""
+        self.tree.make(self.folder)
+        with self.tree.open(self.lock_file) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 file.seek(0)
-                writer = file.read().strip() or "?"
+                writer = file.read(40).decode(errors="replace").strip() or "?"
                 raise Busy(f"{self.folder} is being written by process {writer}") from None
+            if not _leads_to(self.lock_file, file):
+                raise Busy(f"{self.folder} was replaced while it was being locked")
             file.truncate(0)
-            file.write(str(os.getpid()))
+            file.write(str(os.getpid()).encode())
             file.flush()
             yield
 
     def is_locked(self) -> bool:
         """Whether a process is writing this run, on this machine or on another sharing the disk."""
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
-            with self.lock_file.open("rb") as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except FileNotFoundError:
-            return False
+            descriptor = os.open(self.lock_file, flags)
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                return False
+            raise
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
+        finally:
+            os.close(descriptor)
         return False
+
+    def refuse_special(self) -> None:
+        """Refuse links, pipes and devices in place of what a run writes, before it is written or
+        read. The folder itself may be reached through links."""
+        for path in self._files():
+            refuse_special(path)
+            refuse_special(part_of(path))
+        for path in (self.checkpoints, self.replay, self.encoders, self.tensorboard):
+            refuse_special(path)
+        inside = ("checkpoints/[0-9]*", "checkpoints/[0-9]*/*", "replay/*frames*")
+        for pattern in (*inside, "encoders/[0-9]*", "tensorboard/*"):
+            for path in self.folder.glob(pattern):
+                refuse_special(path)
+
+    def incomplete(self) -> list[Path]:
+        """Return what was being written, or removed, when a process was killed."""
+        parts = [path for path in map(part_of, self._files()) if path.is_file()]
+        for folder in (self.checkpoints, self.replay, self.encoders):
+            parts += folder.glob("*.part")
+        return parts
+
+    def _files(self) -> list[Path]:
+        written = [self.config_file, self.system_file, self.frozen_encoder, self.lock_file]
+        return written + [self.log(name) for name in LOGS]
 
     def log(self, name: str) -> Path:
         return self.folder / f"{name}.jsonl"
@@ -102,7 +143,8 @@ class RunFolder:
 
     def saved_encoders(self) -> list[Path]:
         """Return the encoders saved during training, oldest first."""
-        return sorted(self.encoders.glob("[0-9]*.safetensors"))
+        found = self.encoders.glob("[0-9]*.safetensors")
+        return sorted((path for path in found if path.stem.isdecimal()), key=_mark)
 
     def reached(self) -> int:
         """Return the env_steps of the newest evaluation or logged update, whichever is further."""
@@ -127,6 +169,19 @@ class RunFolder:
             return digest(_experiment(data))
         except (KstepError, ValueError, KeyError, TypeError, AttributeError):
             return ""
+
+    def open_log(self) -> BinaryIO:
+        """Open the file that a sweep collects a run's output in, to append to it."""
+        return self._beside.open(self.log_file)
+
+    def record_attempt(self, row: dict[str, Any]) -> None:
+        """Add a line to what a sweep records of its attempts."""
+        line = (json.dumps(row) + "\n").encode()
+        with self._beside.open(self.attempts_file) as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+            if file.read() not in (b"", b"\n"):  # whoever wrote the last line was killed
+                line = b"\n" + line
+            file.write(line)
 
     def attempts(self) -> list[dict[str, Any]]:
         """Return what a sweep recorded of every attempt: when, how long, how it ended."""
@@ -177,6 +232,7 @@ class Run(RunFolder):
     @classmethod
     def prepare(cls, folder: Path, experiment: Experiment) -> Run:
         """Accept a folder that is free or holds the same experiment; writes nothing yet."""
+        RunFolder(folder).refuse_special()
         if not (folder / "config.json").exists():
             if folder.exists() and not _only_begun(folder):
                 raise KstepError(f"{folder} exists, is not empty and is not a run of kstep")
@@ -186,17 +242,14 @@ class Run(RunFolder):
             raise KstepError(_other_experiment(present, experiment))
         return cls(folder, experiment, present.encoder_backend, present.written_digest)
 
-    @contextmanager
-    def being_written(self) -> Iterator[None]:
-        """Make the folder, lock it and write down which experiment it holds."""
+    def begin(self) -> None:
+        """Write down which experiment the folder holds, once it is locked and looked at."""
+        about: dict[str, Any] = {"format": FORMAT, "digest": self.digest}
+        about |= {"encoder_backend": self.encoder_backend}
+        about |= {"experiment": encode(self.experiment)}
+        self.tree.write_json(self.config_file, about)
         for path in (self.checkpoints, self.replay):
-            path.mkdir(parents=True, exist_ok=True)
-        with self.locked():
-            about: dict[str, Any] = {"format": FORMAT, "digest": self.digest}
-            about |= {"encoder_backend": self.encoder_backend}
-            about |= {"experiment": encode(self.experiment)}
-            write_json(self.config_file, about)
-            yield
+            self.tree.make(path)
 
     @classmethod
     def open(cls, folder: Path) -> Run:
@@ -228,7 +281,7 @@ class Run(RunFolder):
 def checkpoint_age(name: str) -> tuple[int, ...]:
     """Return what orders checkpoints by name: decisions, then a number where a run was saved more
     than once between two of them. Nothing for other names."""
-    if re.fullmatch(r"\d+(\.\d+)?", name) is None:
+    if re.fullmatch(r"[0-9]+(\.[0-9]+)?", name) is None:
         return ()
     return tuple(int(number) for number in name.split("."))
 
@@ -267,6 +320,18 @@ def _only_begun(folder: Path) -> bool:
         path.name in ours and not (path.is_dir() and any(path.iterdir()))
         for path in folder.iterdir()
     )
+
+
+def _leads_to(path: Path, file: BinaryIO) -> bool:
+    """Whether a path is still that of an open file."""
+    try:
+        return os.path.samestat(path.lstat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
+
+
+def _mark(path: Path) -> int:
+    return int(path.stem)
 
 
 def _whole(row: dict[str, Any], name: str) -> int:

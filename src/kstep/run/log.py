@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kstep.files import Tree
+from kstep.run.folder import RunFolder
 from kstep.types import KstepError
 
 
@@ -28,16 +30,15 @@ class Written:
 class JsonLines:
     """Append-only JSON lines with a known position and a running checksum."""
 
-    def __init__(self, path: Path, written: Written) -> None:
+    def __init__(self, tree: Tree, path: Path, written: Written) -> None:
         """Continue after `written`; with nothing where the file is gone."""
         kept = before(path, written)
         self.path = path
         self.lost = written.bytes - len(kept)
         """Bytes that should be there and are not."""
-        path.touch()
-        self._file = path.open("r+b")
-        self._file.truncate(len(kept))
-        self._file.seek(len(kept))
+        # A file of its own, whatever has its name: perhaps a backup shares it.
+        tree.write(path, kept)
+        self._file = tree.open(path)
         self._sum = hashlib.sha256(kept)
         self._bytes = len(kept)
 
@@ -76,8 +77,9 @@ def before(path: Path, written: Written) -> bytes:
     return kept
 
 
-def tensorboard(folder: Path) -> Any:
+def tensorboard(run: RunFolder) -> Any:
     """Return a writer of TensorBoard events; needs the extra `tb`."""
     from torch.utils.tensorboard import SummaryWriter
 
-    return SummaryWriter(str(folder))
+    run.tree.make(run.tensorboard)
+    return SummaryWriter(str(run.tensorboard))

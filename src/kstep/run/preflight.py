@@ -14,7 +14,7 @@ from kstep.config import Experiment
 from kstep.data.replay import Replay
 from kstep.data.ring import ReplayConfig
 from kstep.envs import ControlEnv
-from kstep.errors import KstepError
+from kstep.errors import Busy, KstepError
 from kstep.files import sha256
 from kstep.native import BackendChoice
 from kstep.nets.backends import native_shape
@@ -33,8 +33,6 @@ class Cleared:
     spec: EnvSpec
     backend: BackendChoice
     provenance: Provenance
-    frozen_encoder: Path | None
-    """The file of an encoder that the run takes from another one."""
 
 
 def check(run: Run, runtime: Runtime, env: ControlEnv) -> Cleared:
@@ -51,7 +49,7 @@ def check(run: Run, runtime: Runtime, env: ControlEnv) -> Cleared:
         )
     if runtime.save_encoders_every is not None and method.observation != "pixels":
         raise KstepError(f"'{method.name}' sees the state: it has no encoder to save")
-    frozen = _frozen_encoder(run, runtime, spec)
+    _frozen_encoder(run, runtime, spec)
     memory = replay_config(experiment, runtime)
     Replay.refuse_too_large(memory, spec, method.stack, run.folder)
     if runtime.tensorboard and find_spec("tensorboard") is None:
@@ -60,7 +58,23 @@ def check(run: Run, runtime: Runtime, env: ControlEnv) -> Cleared:
     checkpoint.check(run, here, runtime.allowed)
     with system.threads(runtime.threads):
         choice = encoder_backend(run, runtime, spec)
-    return Cleared(spec, choice, here, frozen)
+    return Cleared(spec, choice, here)
+
+
+def look_again(run: Run, runtime: Runtime, cleared: Cleared) -> Path | None:
+    """Refuse what has come into the folder between the checks and the lock; writes nothing.
+
+    Returns the file of an encoder that the run takes from another one.
+    """
+    present = Run.prepare(run.folder, run.experiment)
+    if present.encoder_backend not in (None, cleared.backend.backend):
+        raise Busy(
+            f"another process has just begun {run.folder} with "
+            f"encoder_backend={present.encoder_backend}, not {cleared.backend.backend}. Rerun the "
+            "command to resume it"
+        )
+    checkpoint.check(present, cleared.provenance, runtime.allowed)
+    return _frozen_encoder(run, runtime, cleared.spec)
 
 
 def overlaps(run: Run, runtime: Runtime) -> bool:

@@ -22,7 +22,7 @@ from kstep import native
 from kstep.agent import Agent
 from kstep.config import Experiment, FrozenEncoder, digest, resolve, setting
 from kstep.data.augment import Augment
-from kstep.files import sha256, write_atomically
+from kstep.files import sha256
 from kstep.nets.backends import native_shape
 from kstep.nets.base import Encoder, EncoderConfig
 from kstep.run import legacy
@@ -87,8 +87,8 @@ def save(run: Run, agent: Agent, counts: Counts, mark: int) -> Path:
     about = {**_describe(run, agent, mark), "counts": asdict(counts), "digest": run.digest}
     tensors = {name: value.contiguous() for name, value in agent.encoder.state_dict().items()}
     path = run.encoders / f"{mark:09d}.safetensors"
-    path.parent.mkdir(exist_ok=True)
-    write_atomically(path, safetensors.torch.save(tensors, {"kstep encoder": json.dumps(about)}))
+    run.tree.make(run.encoders)
+    run.tree.write(path, safetensors.torch.save(tensors, {"kstep encoder": json.dumps(about)}))
     return path
 
 

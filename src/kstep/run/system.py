@@ -21,7 +21,7 @@ import psutil  # type: ignore[import-untyped, unused-ignore]
 import torch
 
 import kstep
-from kstep.files import write_json
+from kstep.files import Tree
 from kstep.types import KstepError
 
 PACKAGES = ("torch", "numpy", "mujoco", "dm-control", "gymnasium", "safetensors")
@@ -125,15 +125,15 @@ def describe(device_name: str, rendering: str) -> dict[str, Any]:
     }
 
 
-def record(path: Path, device_name: str, rendering: str) -> None:
+def record(tree: Tree, path: Path, device_name: str, rendering: str) -> None:
     """Add this machine to the run's list of where it was computed."""
     try:
         history = json.loads(path.read_text()) if path.exists() else []
         if not isinstance(history, list):
             raise ValueError
     except ValueError:  # nothing depends on it, but nothing is thrown away either
-        path.rename(path.with_name(f"{path.name}.damaged"))
+        tree.rename(path, f"{path.name}.damaged")
         history = []
     now = datetime.now(UTC).isoformat(timespec="seconds")
     history.append({"started": now, **describe(device_name, rendering)})
-    write_json(path, history)
+    tree.write_json(path, history)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from types import FrameType
 
@@ -22,20 +22,18 @@ from kstep.data.replay import Replay
 from kstep.envs import ControlEnv
 from kstep.errors import Stopped as Stopped
 from kstep.errors import as_faults
-from kstep.files import write_atomically
 from kstep.rng import Streams, episode_seed
 from kstep.run import checkpoint, preflight, saved_encoders, system
 from kstep.run.checkpoint import Positions, Session
 from kstep.run.episode import Episode
 from kstep.run.evaluate import evaluate, evaluation_seeds
-from kstep.run.folder import Run
+from kstep.run.folder import LOGS, Run
 from kstep.run.health import Health
 from kstep.run.log import JsonLines, Written, tensorboard
 from kstep.run.progress import ProgressReport, say
 from kstep.run.runtime import Runtime
-from kstep.types import Counts
-
-LOGS = ("metrics", "evaluations")
+from kstep.signals import signal_of
+from kstep.types import Counts, KstepError
 
 
 @dataclass
@@ -59,9 +57,9 @@ def train(run: Run, runtime: Runtime, console: Console | None = None) -> None:
     console = console or Console(soft_wrap=True)
     experiment = run.experiment
     values.check(runtime)
-    # By the names in its folder, and then by what of it can still be read.
-    if run.is_done(experiment.env_steps) and checkpoint.reached(run) >= experiment.env_steps:
-        say(console, f"nothing to do: the run is at {run.reached():,} env steps")
+    if _is_done(run, console):
+        with suppress(KstepError, OSError):  # another process, or a disk that is read-only
+            checkpoint.tidy(run)
         return
     rendering = envs.rendering(experiment.env)
     env = envs.make(experiment.env, experiment.seed, apart=preflight.overlaps(run, runtime))
@@ -73,20 +71,34 @@ def train(run: Run, runtime: Runtime, console: Console | None = None) -> None:
         agent = Agent(experiment.method, cleared.spec, streams, runtime.device, run.encoder_backend)
         with (
             as_faults(lambda: checkpoint.describe(run)),
-            run.being_written(),
+            run.locked(),
             system.threads(runtime.threads),
         ):
-            if cleared.frozen_encoder is not None and not run.frozen_encoder.exists():
-                write_atomically(run.frozen_encoder, cleared.frozen_encoder.read_bytes())
+            encoder = preflight.look_again(run, runtime, cleared)
+            if _is_done(run, console):
+                return
+            run.begin()
+            if encoder is not None and not run.frozen_encoder.exists():
+                run.tree.write(run.frozen_encoder, encoder.read_bytes())
             say(console, rendering)
             say(console, str(cleared.backend))
-            system.record(run.system_file, runtime.device, rendering)
+            system.record(run.tree, run.system_file, runtime.device, rendering)
             memory, stack = preflight.replay_config(experiment, runtime), experiment.method.stack
             replay, episode = Replay(memory, cleared.spec, stack, run.replay), Episode(env, stack)
             session = Session(agent, replay, episode, Counts(), cleared.provenance)
             _Trainer(run, runtime, session, console).bring_to_budget()
     finally:
         env.close()
+
+
+def _is_done(run: Run, console: Console) -> bool:
+    """Whether nothing is left to do; also print so."""
+    # By the names in its folder, and then by what of it can still be read.
+    budget = run.experiment.env_steps
+    if not run.is_done(budget) or checkpoint.reached(run) < budget:
+        return False
+    say(console, f"nothing to do: the run is at {run.reached():,} env steps")
+    return True
 
 
 class _Trainer:
@@ -111,14 +123,14 @@ class _Trainer:
             checkpoint.begin(self.run)
             session.replay.begin(session.episode.start(self._next_seed()))
         self.metrics, self.evaluations = logs = [
-            JsonLines(self.run.log(name), positions.get(name, Written())) for name in LOGS
+            JsonLines(self.run.tree, self.run.log(name), positions.get(name, Written()))
+            for name in LOGS
         ]
         for log in logs:
             if log.lost:
                 say(self.console, f"{log.lost} bytes of {log.path.name} are lost")
         self.evaluated_at = {row["mark"]: row["env_steps"] for row in self.run.evaluations()}
-        events = self.run.folder / "tensorboard"
-        self.tensorboard = tensorboard(events) if self.runtime.tensorboard else None
+        self.tensorboard = tensorboard(self.run) if self.runtime.tensorboard else None
         name, preset = self.experiment.method.name, self.experiment.preset
         title = f"{name} ({preset}) {self.experiment.env.task}"
         try:
@@ -126,10 +138,10 @@ class _Trainer:
             with self.progress.bar, _catching_signals() as stop:
                 self.health = Health(session.agent, session.replay, self.progress.say)
                 self._loop(stop)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as interrupt:
             raise Stopped(
                 f"stopped at once. {checkpoint.describe(self.run)}. Rerun the command to resume",
-                signal.SIGINT,
+                signal_of(interrupt),
             ) from None
         finally:
             self.metrics.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from rich.console import Console
 from kstep.errors import Fault, Stopped
 from kstep.native import expected
 from kstep.run.progress import say
+from kstep.signals import signal_of
 from kstep.sweep import engines, experiments, plan, watch
 from kstep.sweep.engines import Engine, Slot
 from kstep.sweep.options import SweepRequest
@@ -43,9 +43,10 @@ def run_sweep(request: SweepRequest) -> None:
     engine, slot = _engine(request, specs, sweep.alone, console)
     try:
         outcomes = watch.conduct_in_stages(engine, planned, slot, request.retries, console)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         raise Stopped(
-            "stopped; every run wrote a checkpoint. Rerun the command to resume", signal.SIGINT
+            "stopped; every run wrote a checkpoint. Rerun the command to resume",
+            signal_of(interrupt),
         ) from None
     watch.summarize(outcomes, console)
     left = sum(outcome.result != "done" for outcome in outcomes.values())

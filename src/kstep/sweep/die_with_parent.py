@@ -16,17 +16,20 @@ import runpy
 import signal
 import sys
 
+from kstep.signals import Terminated, answered
+
 PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
     parent = int(sys.argv[1])
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it died before the kernel was asked
-            sys.exit(130)
-    sys.argv = ["kstep", *sys.argv[2:]]
-    runpy.run_module("kstep", run_name="__main__", alter_sys=True)
+    with answered():
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+            if os.getppid() != parent:  # it died before the kernel was asked
+                raise Terminated
+        sys.argv = ["kstep", *sys.argv[2:]]
+        runpy.run_module("kstep", run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ engine, machine or user started it.
 
 from __future__ import annotations
 
-import json
 import os
 import queue
 import signal
@@ -27,7 +26,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import psutil  # type: ignore[import-untyped, unused-ignore]
 
-from kstep.errors import Busy, KstepError
+from kstep.errors import Busy, KstepError, explain
 from kstep.sweep import cost, plan
 from kstep.sweep.plan import RunSpec
 from kstep.types import BackendRequest
@@ -102,7 +101,10 @@ def execute(
             outcome = Outcome("stopped" if stopping.is_set() else "busy")
             break
         attempts += 1
-        outcome = _attempt(spec, slot, stopping)
+        try:
+            outcome = _attempt(spec, slot, stopping)
+        except (KstepError, OSError) as error:  # such as a log that cannot be written
+            outcome = Outcome("failed", error=explain(error) or str(error), final=True)
         # Busy: another writer was quicker.
         may_retry = outcome.result in ("busy", "failed") and not outcome.final
         if not may_retry or attempts > retries:
@@ -118,8 +120,8 @@ def _attempt(spec: RunSpec, slot: Slot, stopping: threading.Event) -> Outcome:
     command = [sys.executable, "-P", "-m", "kstep.sweep.die_with_parent", str(os.getpid())]
     command += [*spec.arguments(), *slot.arguments()]
     environment = {**os.environ, "OMP_NUM_THREADS": str(slot.threads)}
-    with spec.run.log_file.open("ab") as log:
-        position = log.tell()
+    with spec.run.open_log() as log:
+        position = log.seek(0, os.SEEK_END)
         # In a session of its own: Ctrl-C reaches only this process, which then stops it once.
         process = subprocess.Popen(
             command,
@@ -149,8 +151,7 @@ def _attempt(spec: RunSpec, slot: Slot, stopping: threading.Event) -> Outcome:
         "code": code,
         "error": attempt.error,
     }
-    with spec.run.attempts_file.open("a") as file:
-        file.write(json.dumps(row) + "\n")
+    spec.run.record_attempt(row)
     return attempt
 
 
