@@ -13,10 +13,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from types import FrameType
+from typing import get_args
 
 from rich.console import Console
 
-from kstep import envs, values
+from kstep import envs, reading, values
 from kstep.agent import Agent, Update
 from kstep.data.replay import Replay
 from kstep.envs import ControlEnv
@@ -28,14 +29,15 @@ from kstep.run import checkpoint, preflight, saved_encoders, system
 from kstep.run.checkpoint import Positions, Session
 from kstep.run.episode import Episode
 from kstep.run.evaluate import evaluate, evaluation_seeds
-from kstep.run.folder import Run
+from kstep.run.folder import Evaluated, Run
 from kstep.run.health import Health
-from kstep.run.log import JsonLines, Written, tensorboard
-from kstep.run.progress import ProgressReport, say
+from kstep.run.log import JsonLines, LogName, Written, tensorboard
+from kstep.run.progress import ProgressReport
 from kstep.run.runtime import Runtime
+from kstep.terminal import say, terminal
 from kstep.types import Counts
 
-LOGS = ("metrics", "evaluations")
+LOGS: tuple[LogName, ...] = get_args(LogName)
 
 
 @dataclass
@@ -56,7 +58,7 @@ class _Stop:
 
 def train(run: Run, runtime: Runtime, console: Console | None = None) -> None:
     """Bring the run to its budget, from wherever it is."""
-    console = console or Console(soft_wrap=True)
+    console = console or terminal()
     experiment = run.experiment
     values.check(runtime)
     # By the names in its folder, and then by what of it can still be read.
@@ -77,7 +79,8 @@ def train(run: Run, runtime: Runtime, console: Console | None = None) -> None:
             system.threads(runtime.threads),
         ):
             if cleared.frozen_encoder is not None and not run.frozen_encoder.exists():
-                write_atomically(run.frozen_encoder, cleared.frozen_encoder.read_bytes())
+                data = reading.contents(cleared.frozen_encoder, reading.LARGEST_TENSORS)
+                write_atomically(run.frozen_encoder, data)
             say(console, rendering)
             say(console, str(cleared.backend))
             system.record(run.system_file, runtime.device, rendering)
@@ -116,7 +119,7 @@ class _Trainer:
         for log in logs:
             if log.lost:
                 say(self.console, f"{log.lost} bytes of {log.path.name} are lost")
-        self.evaluated_at = {row["mark"]: row["env_steps"] for row in self.run.evaluations()}
+        self.evaluated_at = {row.mark: row.env_steps for row in self.run.evaluations()}
         events = self.run.folder / "tensorboard"
         self.tensorboard = tensorboard(events) if self.runtime.tensorboard else None
         name, preset = self.experiment.method.name, self.experiment.preset
@@ -244,7 +247,7 @@ class _Trainer:
         started = time.monotonic()
         seeds = evaluation_seeds(self.experiment.seed, mark, episodes)
         result = evaluate(self.session.agent, self.lanes, seeds)
-        self.evaluations.write({"mark": mark, **asdict(counts), **asdict(result)})
+        self.evaluations.write(asdict(Evaluated(mark, **asdict(counts), **asdict(result))))
         self.evaluated_at[mark] = counts.env_steps
         if self.tensorboard:
             self.tensorboard.add_scalar("evaluation/return", result.mean, counts.env_steps)
