@@ -147,7 +147,7 @@ def test_too_many_seeds_are_refused_without_listing_them(text: str, tmp_path: Pa
     file.write_text(
         f'tasks = ["toy_reach"]\n[[group]]\nmethods = ["ksl"]\nseeds = "{text}"\nenv_steps = 9\n'
     )
-    with pytest.raises(KstepError, match=r"experiment 'mine': .* more than 10,000 seeds"):
+    with pytest.raises(KstepError, match=r"mine\.toml cannot be read: .* more than 10,000 seeds"):
         read(str(file))
 
 

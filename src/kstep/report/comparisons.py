@@ -80,7 +80,7 @@ class Comparison:
         blocks = [as_markdown(table, self.layout)]
         for mark, found in chosen.items():
             remarks = (scores.taken_elsewhere(found), scores.left_out(rows, found, mark))
-            blocks += [f"{plain(remark)}.\n" for remark in remarks if remark]
+            blocks += [f"{mark:,} env_steps: {plain(remark)}.\n" for remark in remarks if remark]
         blocks += [markdown([*own[0]], (row.values() for row in own)) for own in more.values()]
         output.mkdir(parents=True, exist_ok=True)
         written = [write_table(output / f"{name}.csv", found) for name, found in tables.items()]

@@ -128,8 +128,7 @@ def taken_elsewhere(chosen: Sequence[Row]) -> str:
         f"{label} on {task} at {_places(own)}"
         for (label, task), own in grouped(moved, "label", "task").items()
     ]
-    mark = int(moved[0]["env_steps"])
-    return f"no evaluation at exactly {mark:,} env steps; {RULE}: {', '.join(parts)}"
+    return f"no evaluation at exactly this mark; {RULE}: {', '.join(parts)}"
 
 
 def _places(rows: Iterable[Row]) -> str:
@@ -154,7 +153,7 @@ def left_out(rows: Sequence[Row], chosen: Sequence[Row], mark: int) -> str:
             nearest = [min(own, key=lambda row: _away(row, mark)) for own in runs.values()]
             at = _places({**row, "taken": row["env_steps"]} for row in nearest)
             parts.append(f"{label} on {task}{which} (nearest evaluation at {at})")
-    return f"left out at {mark:,} env steps: {', '.join(parts)}" if parts else ""
+    return f"left out at this mark: {', '.join(parts)}" if parts else ""
 
 
 def identities(specs: Iterable[RunSpec], identify: Identify) -> dict[str, Row]:
