@@ -12,14 +12,14 @@ from __future__ import annotations
 import argparse
 import csv
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import matplotlib.pyplot as plt
 import numpy as np
 from scipy.stats import ttest_1samp
 
 from kstep.report import paper
-from kstep.run.folder import Run
+from kstep.run.folder import Evaluated, Run
 
 COLOURS = {"ksl": "#c0392b", "ksl-results": "#8e44ad", "sac_pixel": "#2c6fbb"}
 SEEDS = ["#c0392b", "#2c6fbb", "#27864b", "#b7791f", "#8e44ad", "#16877f"]
@@ -35,11 +35,11 @@ class Curve(NamedTuple):
     task: str
     seed: int
     backend: str
-    rows: list[dict[str, Any]]
+    rows: list[Evaluated]
 
     @property
     def means(self) -> dict[int, float]:
-        return {row["env_steps"]: float(np.mean(row["returns"])) for row in self.rows}
+        return {row.env_steps: row.mean for row in self.rows}
 
 
 def curve_of(folder: Path) -> Curve:
@@ -63,9 +63,9 @@ def write(curves: list[Curve], target: Path) -> None:
         writer.writerow([*identity, *counts, "episode", "return"])
         for curve in curves:
             for row in curve.rows:
-                for episode, value in enumerate(row["returns"]):
+                for episode, value in enumerate(row.returns):
                     known = (getattr(curve, name) for name in identity)
-                    reached = (row[name] for name in counts)
+                    reached = (getattr(row, name) for name in counts)
                     writer.writerow([*known, *reached, episode, round(value, 4)])
 
 
@@ -123,8 +123,8 @@ def tell(curves: list[Curve]) -> None:
         print(f"{curve.method}, preset {curve.preset}, seed {curve.seed}, {curve.backend}")
         theirs = paper.curves()[curve.task, "ksl"]
         for row in curve.rows:
-            returns = np.asarray(row["returns"])
-            step = row["env_steps"]
+            returns = np.asarray(row.returns)
+            step = row.env_steps
             line = f"{step:>9,}  {returns.mean():6.1f} ± {returns.std():5.1f}"
             if step in theirs:
                 mean, std = theirs[step].mean, theirs[step].sd

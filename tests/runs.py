@@ -23,6 +23,7 @@ from kstep.run.folder import Run
 from kstep.run.health import Health
 from kstep.run.runtime import Runtime
 from kstep.types import Array
+from kstep.values import encode
 from tests.make import tiny
 
 ALWAYS = 1e-9
@@ -80,7 +81,7 @@ def assert_same(one: Run, two: Run) -> None:
     first, second = weights(one), weights(two)
     assert first.keys() == second.keys()
     assert all(torch.equal(first[key], second[key]) for key in first)
-    states = [checkpoint.newest(run)[1] for run in (one, two)]
+    states = [encode(checkpoint.newest(run)[1]) for run in (one, two)]
     for state in states:
         del state["replay"]["segments"]  # cut elsewhere, same frames
         del state["provenance"]["commit"]  # the code may change beside a long test

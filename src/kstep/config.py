@@ -14,7 +14,7 @@ from kstep.envs import EnvConfig, tasks
 from kstep.files import fingerprint
 from kstep.methods.base import Method
 from kstep.types import KstepError
-from kstep.values import Count, Positive, change, check, encode, override
+from kstep.values import Count, Name, Positive, change, check, encode, override
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class FrozenEncoder:
 
     sha256: str
     """Of the file it was saved in."""
-    label: str
+    label: Name
     """The method that trained it."""
-    task: str
-    seed: int
-    env_steps: int
+    task: Name
+    seed: Count
+    env_steps: Count
 
 
 @dataclass(frozen=True)

@@ -92,8 +92,19 @@ class Optimizers:
         for name, group in self.groups.items():
             state: Any = self._adams[name].state
             for key, parameter in group.named_parameters():
-                saved = below(tensors, f"{name}/{key}").items()
-                state[parameter] = {k: laid_out_like(parameter, v.clone()) for k, v in saved}
+                saved = below(tensors, f"{name}/{key}")
+                _require_moments(parameter, saved, f"{name}/{key}")
+                state[parameter] = {
+                    k: laid_out_like(parameter, v.clone()) for k, v in saved.items()
+                }
+
+
+def _require_moments(parameter: Tensor, saved: Mapping[str, Tensor], path: str) -> None:
+    """Refuse moments that Adam could not continue with; before the first step there are none."""
+    shapes = {"step": torch.Size(), "exp_avg": parameter.shape, "exp_avg_sq": parameter.shape}
+    found = {name: tensor.shape for name, tensor in saved.items() if tensor.is_floating_point()}
+    if saved and found != shapes:
+        raise KstepError(f"the moments of {path} are not those of a parameter {parameter.shape}")
 
 
 def below(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:

@@ -7,10 +7,15 @@ augmenting more does not change what any other stream yields. Nothing uses a glo
 from __future__ import annotations
 
 import zlib
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
+import annotated_types as at
 import numpy as np
 import torch
+
+from kstep.errors import KstepError
+from kstep.values import decode, encode
 
 
 def derive(seed: int, name: str, index: int = 0) -> int:
@@ -25,6 +30,36 @@ def episode_seed(seed: int, name: str, index: int) -> int:
     A function of its arguments alone: an episode can be replayed without its predecessors.
     """
     return derive(seed, name, index) & 0x7FFF_FFFF
+
+
+_Bits128 = Annotated[int, at.Ge(0), at.Lt(2**128)]
+
+
+@dataclass(frozen=True)
+class _Pcg64:
+    state: _Bits128
+    inc: _Bits128
+
+
+@dataclass(frozen=True)
+class BitGenerator:
+    """The position of one of NumPy's generators, as NumPy describes it."""
+
+    bit_generator: Literal["PCG64"]
+    state: _Pcg64
+    has_uint32: Annotated[int, at.Ge(0), at.Le(1)]
+    uinteger: Annotated[int, at.Ge(0), at.Lt(2**32)]
+
+
+@dataclass(frozen=True)
+class StreamPositions:
+    """The position of every stream of a run, as plain values."""
+
+    replay: BitGenerator
+    augment: BitGenerator
+    act: str
+    """PyTorch's generators: bytes as hexadecimal."""
+    learn: str
 
 
 class Streams:
@@ -42,18 +77,24 @@ class Streams:
         self.act = torch.Generator(device=device).manual_seed(derive(seed, "act"))
         self.learn = torch.Generator(device=device).manual_seed(derive(seed, "learn"))
 
-    def state(self) -> dict[str, Any]:
-        """Return the position of every stream as plain JSON-able values."""
-        return {
-            "replay": self.replay.bit_generator.state,
-            "augment": self.augment.bit_generator.state,
-            "act": self.act.get_state().numpy().tobytes().hex(),
-            "learn": self.learn.get_state().numpy().tobytes().hex(),
-        }
+    def state(self) -> StreamPositions:
+        """Return the position of every stream."""
+        return StreamPositions(
+            replay=decode(BitGenerator, self.replay.bit_generator.state),
+            augment=decode(BitGenerator, self.augment.bit_generator.state),
+            act=self.act.get_state().numpy().tobytes().hex(),
+            learn=self.learn.get_state().numpy().tobytes().hex(),
+        )
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        self.replay.bit_generator.state = state["replay"]
-        self.augment.bit_generator.state = state["augment"]
+    def load_state(self, state: StreamPositions) -> None:
+        """Continue every stream from a saved position."""
+        self.replay.bit_generator.state = encode(state.replay)
+        self.augment.bit_generator.state = encode(state.augment)
         for name in ("act", "learn"):
-            raw = np.frombuffer(bytes.fromhex(state[name]), dtype=np.uint8).copy()
-            getattr(self, name).set_state(torch.from_numpy(raw))
+            try:
+                raw = np.frombuffer(bytes.fromhex(getattr(state, name)), dtype=np.uint8).copy()
+                getattr(self, name).set_state(torch.from_numpy(raw))
+            except (ValueError, RuntimeError) as error:
+                raise KstepError(
+                    f"the saved random stream '{name}' cannot be continued here: {error}"
+                ) from error

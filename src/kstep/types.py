@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kstep.errors import KstepError as KstepError
+from kstep.values import Count
 
 if TYPE_CHECKING:  # the command line lists names and refuses wrong ones without PyTorch
     from torch import Tensor
@@ -83,11 +84,11 @@ class SequenceBatch:
 class Counts:
     """How far a run is, in the three units that are easily confused."""
 
-    env_steps: int = 0
+    env_steps: Count = 0
     """Simulator transitions, action repeats counted: what papers call steps."""
-    decisions: int = 0
+    decisions: Count = 0
     """Actions chosen."""
-    updates: int = 0
+    updates: Count = 0
     """Learning steps."""
-    episodes: int = 0
+    episodes: Count = 0
     """Training episodes finished."""

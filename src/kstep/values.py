@@ -27,12 +27,17 @@ from kstep.errors import KstepError
 
 T = TypeVar("T")
 
-Positive = Annotated[int, at.Ge(1)]
-Count = Annotated[int, at.Ge(0)]
+LARGEST = 2**63 - 1
+"""Of whole numbers: what a column of a table of results can hold."""
+Positive = Annotated[int, at.Ge(1), at.Le(LARGEST)]
+Count = Annotated[int, at.Ge(0), at.Le(LARGEST)]
 Rate = Annotated[float, at.Ge(0.0)]
 """A learning rate, or another number that must not be negative."""
 Fraction = Annotated[float, at.Ge(0.0), at.Le(1.0)]
 BelowOne = Annotated[float, at.Ge(0.0), at.Lt(1.0)]
+Name = Annotated[str, at.MaxLen(200), at.Predicate(str.isprintable)]
+"""A text that becomes part of a file's name, a label or a cell: short, without control characters.
+"""
 
 DERIVED = {"derived": True}
 """Metadata of a field that is no setting: what `resolve` made of it is stored instead."""
@@ -66,6 +71,8 @@ def encode(value: Any) -> Any:
         return {"kind": value.kind, **data} if isinstance(value, Family) else data
     if isinstance(value, tuple | list):
         return [encode(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: encode(item) for key, item in value.items()}
     return value
 
 
@@ -89,14 +96,14 @@ def decode(annotation: Any, data: Any, where: str = "") -> Any:
         return decode(inner, data, where)
     if origin is Literal:
         if data not in arguments:
-            hint = near(str(data), [str(argument) for argument in arguments])
+            word, known = data if isinstance(data, str) else _shown(data), [*map(str, arguments)]
             raise KstepError(
-                f"{where} must be one of {', '.join(map(str, arguments))}, not '{data}'.{hint}"
+                f"{where} must be one of {', '.join(known)}, not {_shown(word)}.{near(word, known)}"
             )
         return data
     if origin is tuple:
         if not isinstance(data, list | tuple):
-            raise KstepError(f"{where} must be a list such as [2, 1], not {data!r}")
+            raise KstepError(f"{where} must be a list such as [2, 1], not {_shown(data)}")
         if len(arguments) == 2 and arguments[1] is Ellipsis:
             arguments = (arguments[0],) * len(data)
         if len(arguments) != len(data):
@@ -105,18 +112,22 @@ def decode(annotation: Any, data: Any, where: str = "") -> Any:
             decode(inner, item, f"{where}[{i}]")
             for i, (inner, item) in enumerate(zip(arguments, data, strict=True))
         )
+    if origin in (dict, Mapping):
+        return _decode_mapping(arguments[0], arguments[1], data, where)
+    if annotation is Any:
+        return data
     if annotation is Path:
         if not isinstance(data, str | Path):
-            raise KstepError(f"{where} must be a path, not {data!r}")
+            raise KstepError(f"{where} must be a path, not {_shown(data)}")
         return Path(data)
     if annotation is float and isinstance(data, int) and not isinstance(data, bool):
         try:
             data = float(data)
         except OverflowError:
-            raise KstepError(f"{where} must be a finite number, not {data}") from None
+            raise KstepError(f"{where} must be a finite number, not {_shown(data)}") from None
     if annotation in (int, float, bool, str):
         if type(data) is not annotation:
-            raise KstepError(f"{where} must be {_NAMES[annotation]}, not {data!r}")
+            raise KstepError(f"{where} must be {_NAMES[annotation]}, not {_shown(data)}")
         if annotation is float and not math.isfinite(data):
             raise KstepError(f"{where} must be a finite number, not {data}")
         return data
@@ -186,7 +197,7 @@ def whole_number(text: str) -> int:
 
 def near(name: str, known: Iterable[str]) -> str:
     """Return a sentence that suggests the nearest of the known names, or nothing."""
-    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    found = difflib.get_close_matches(name[:_LONGEST_SHOWN], list(known), n=1, cutoff=0.5)
     return f" Did you mean '{found[0]}'?" if found else ""
 
 
@@ -202,12 +213,33 @@ _BOUNDS: dict[type, tuple[str, str, Callable[[Any, Any], bool]]] = {
 
 def _check_bounds(value: Any, bounds: Iterable[Any], where: str) -> None:
     for bound in bounds:
+        if isinstance(bound, at.MaxLen) and len(value) > bound.max_length:
+            what = "characters" if isinstance(value, str) else "entries"
+            raise KstepError(
+                f"{where} must have at most {bound.max_length} {what}, not {len(value)}"
+            )
+        if isinstance(bound, at.MinLen) and len(value) < bound.min_length:
+            raise KstepError(f"{where} must not be empty")
+        if isinstance(bound, at.Predicate) and not bound.func(value):
+            raise KstepError(f"{where} must be printable text, not {_shown(value)}")
         if type(bound) not in _BOUNDS:
             continue  # a marker of the command line
         name, words, holds = _BOUNDS[type(bound)]
         limit = getattr(bound, name)
         if not holds(value, limit):
-            raise KstepError(f"{where} must be {words} {limit}, not {value}")
+            raise KstepError(f"{where} must be {words} {limit}, not {_shown(value)}")
+
+
+def _shown(data: Any) -> str:
+    """Return a value as a message shows it: what somebody else wrote may be of any size."""
+    try:
+        text = repr(data)
+    except (ValueError, RecursionError):  # a number of thousands of digits; nested too deeply
+        return f"a {type(data).__name__} that is too large to show"
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
+
+
+_LONGEST_SHOWN = 100
 
 
 @functools.cache
@@ -224,13 +256,15 @@ def _below(where: str, name: str) -> str:
 def _unknown(key: str, where: str, known: Iterable[str]) -> KstepError:
     known, name = list(known), key.removeprefix(f"{where}.").partition(".")[0]
     listed = f" It has: {', '.join(known)}" if known else ""
-    return KstepError(f"unknown key '{key}': {where} has no '{name}'.{near(name, known)}{listed}")
+    return KstepError(
+        f"unknown key {_shown(key)}: {where} has no {_shown(name)}.{near(name, known)}{listed}"
+    )
 
 
 def _decode_dataclass(cls: type[T], data: Any, where: str) -> T:
     called = where or cls.__name__
     if not isinstance(data, Mapping):
-        raise KstepError(f"{called} must be a group of settings, not {data!r}")
+        raise KstepError(f"{called} must be a group of settings, not {_shown(data)}")
     settings = _settings(cls)  # type: ignore[arg-type]
     for name in data:
         if name not in settings:
@@ -245,15 +279,29 @@ def _decode_dataclass(cls: type[T], data: Any, where: str) -> T:
     return cls(**{name: decode(settings[name], data[name], _below(where, name)) for name in data})
 
 
+def _decode_mapping(key: Any, inner: Any, data: Any, where: str) -> dict[str, Any]:
+    if not isinstance(data, Mapping):
+        raise KstepError(f"{where} must be a group of named values, not {_shown(data)}")
+    if key is not str:
+        data = {decode(key, name, f"a name in {where}"): value for name, value in data.items()}
+    # Logs have millions of values that need no second look.
+    return {
+        name: value
+        if type(value) is inner and (inner is not float or math.isfinite(value))
+        else decode(inner, value, _below(where, name))
+        for name, value in data.items()
+    }
+
+
 def _decode_kind(family: type[Family], data: Any, where: str) -> Any:
     """Build whichever kind of the family `data` says it is."""
     if not isinstance(data, Mapping):
-        raise KstepError(f"{where} must be a group of settings, not {data!r}")
+        raise KstepError(f"{where} must be a group of settings, not {_shown(data)}")
     kind = data.get("kind")
     if not isinstance(kind, str) or kind not in family.kinds:
-        hint = near(str(kind), family.kinds)
+        hint = near(kind, family.kinds) if isinstance(kind, str) else ""
         raise KstepError(
-            f"{where}.kind must be one of {', '.join(family.kinds)}, not {kind!r}.{hint}"
+            f"{where}.kind must be one of {', '.join(family.kinds)}, not {_shown(kind)}.{hint}"
         )
     fields = {key: value for key, value in data.items() if key != "kind"}
     return _decode_dataclass(family.kinds[kind], fields, where)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from kstep.cli import main
 from kstep.report import paper
 from kstep.run import selfcheck
+from kstep.run.folder import Evaluated
 
 
 def test_the_band_tells_learning_from_none() -> None:
@@ -48,19 +50,19 @@ def test_a_run_that_learned_nothing_fails_the_check(
     def untrained(run: object, runtime: object, console: object) -> None:
         folder = tmp_path / "selfcheck" / "toy_reach" / "seed1"
         folder.mkdir(parents=True, exist_ok=True)
-        rows = [{"returns": [-4.0, -2.0]}, {"returns": returns}]
-        text = "".join(json.dumps(row) + "\n" for row in rows)
+        rows = (Evaluated(m, m, m, m, 1, r, (5, 5)) for m, r in ((0, (-4.0, -2.0)), (1, returns)))
+        text = "".join(json.dumps(asdict(row)) + "\n" for row in rows)
         (folder / "evaluations.jsonl").write_text(text)
 
     monkeypatch.setattr(selfcheck, "train", untrained)
     command = ["selfcheck", "--quick", "--runs", str(tmp_path)]
-    returns = [-3.0, -3.5]
+    returns = (-3.0, -3.5)
     with pytest.raises(SystemExit) as stopped:
         main(command)
     assert stopped.value.code == 1
     assert "does not learn" in capsys.readouterr().out
     (tmp_path / "selfcheck" / "toy_reach" / "seed1" / "evaluations.jsonl").unlink()
-    returns = [8.0, 9.0]
+    returns = (8.0, 9.0)
     main(command)
     assert "before -3.0, after 8.5; expected 0 to 10. As expected" in capsys.readouterr().out
 

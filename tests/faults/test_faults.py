@@ -119,7 +119,7 @@ def test_one_signal_ends_with_a_checkpoint(
         go(tmp_path / "run", experiment(env_steps=50))
     assert stopped.value.exit_code == 128 + number
     run = Run.open(tmp_path / "run")
-    assert checkpoint.newest(run)[1]["counts"]["decisions"] == 36
+    assert checkpoint.newest(run)[1].counts.decisions == 36
 
 
 def test_a_second_sigterm_is_not_somebody_in_a_hurry(
@@ -135,7 +135,7 @@ def test_a_second_sigterm_is_not_somebody_in_a_hurry(
     with pytest.raises(Stopped, match="a checkpoint is written") as stopped:
         go(tmp_path / "run", experiment(env_steps=50))
     assert stopped.value.exit_code == 143
-    assert checkpoint.newest(Run.open(tmp_path / "run"))[1]["counts"]["decisions"] == 36
+    assert checkpoint.newest(Run.open(tmp_path / "run"))[1].counts.decisions == 36
 
 
 def test_two_signals_end_at_once_even_inside_a_checkpoint(
@@ -172,7 +172,7 @@ def test_a_stop_does_not_wait_for_an_evaluation(
         at_decision(patch, 49, lambda: os.kill(os.getpid(), signal.SIGTERM))
         with pytest.raises(Stopped, match="stopped at 50 env steps"):
             go(tmp_path / "run", experiment(env_steps=60))
-    assert [row["mark"] for row in Run.open(tmp_path / "run").evaluations()] == [0]
+    assert [row.mark for row in Run.open(tmp_path / "run").evaluations()] == [0]
     assert_same(reference, go(tmp_path / "run", experiment(env_steps=60)))
 
 

@@ -16,7 +16,8 @@ import torch
 
 from kstep import envs
 from kstep.config import Experiment
-from kstep.files import fingerprint, sha256, write_json
+from kstep.files import fingerprint, write_json
+from kstep.reading import sha256
 from kstep.run import checkpoint, legacy, provenance, system, train
 from kstep.run.evaluate import evaluate
 from kstep.run.folder import Run
@@ -25,7 +26,7 @@ from kstep.run.load import opened
 from kstep.run.provenance import Allowed, Provenance
 from kstep.run.train import Stopped
 from kstep.types import KstepError
-from kstep.values import decode
+from kstep.values import decode, encode
 from tests.make import snapshot
 from tests.runs import ALWAYS, assert_same, contents, experiment, go, weights
 
@@ -91,8 +92,8 @@ def test_a_renderer_is_known_by_what_draws_not_by_its_speed() -> None:
 
 def rewritten(run: Run, **changes: Any) -> None:
     """Change the newest checkpoint's state and make its checksum fit."""
-    folder, state = checkpoint.newest(run)
-    state |= changes
+    folder, saved = checkpoint.newest(run)
+    state = encode(saved) | changes
     write_json(folder / "state.json", {**state, "checksum": fingerprint(state)})
 
 

@@ -79,7 +79,7 @@ def random_return(episodes: int = 200) -> float:
 def test_it_learns(method: str, tmp_path: Path) -> None:
     run = Run.prepare(tmp_path / "run", experiment(method))
     train.train(run, Runtime(threads=1, checkpoint_minutes=60), Console(file=StringIO()))
-    curve = [float(np.mean(row["returns"])) for row in run.evaluations()]
+    curve = [row.mean for row in run.evaluations()]
     learned, random = float(np.mean(curve[-2:])), random_return()
     if report := os.environ.get("KSTEP_LEARNING_REPORT"):
         row = {"method": method, "random": round(random, 2), "curve": np.round(curve, 2).tolist()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from kstep.report import figures, paper, scores, wall_clock
 from kstep.report.comparisons import COMPARISONS
 from kstep.run import health
 from kstep.run import saved_encoders as encoders
-from kstep.run.folder import Run, RunFolder
+from kstep.run.folder import Attempt, Evaluated, Run, RunFolder
 from kstep.run.runtime import Runtime
 from kstep.run.train import train
 from kstep.types import KstepError
@@ -44,8 +45,8 @@ def evaluated(
     run = Run.prepare(folder, experiment)
     with run.locked():
         run.begin()
-        rows = [{"mark": mark, "env_steps": mark, "returns": r} for mark, r in returns.items()]
-        run.evaluations_file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        rows = [Evaluated(m, m, m, m, 1, tuple(r), (1,) * len(r)) for m, r in returns.items()]
+        run.evaluations_file.write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows))
     return folder
 
 
@@ -306,12 +307,11 @@ def test_what_does_not_belong_is_refused(tmp_path: Path) -> None:
 def timed(folder: Path, method: str, seed: int, *attempts: tuple[str, float, int]) -> Path:
     """A run with a record of its attempts: outcome, seconds, decisions."""
     run = evaluated(folder, method, "cartpole_swingup", seed, {0: [1.0]})
-    how = {"threads": 2, "device": "cpu", "node": "here"}
     rows = [
-        {**how, "outcome": outcome, "seconds": seconds, "decisions": decisions}
+        Attempt("then", seconds, 2, "cpu", "here", decisions, outcome, 0, "")  # type: ignore[arg-type]
         for outcome, seconds, decisions in attempts
     ]
-    text = "".join(json.dumps(row) + "\n" for row in rows)
+    text = "".join(json.dumps(asdict(row)) + "\n" for row in rows)
     folder.with_name(f"{folder.name}.attempts.jsonl").write_text(text)
     return run
 
@@ -409,7 +409,7 @@ def test_from_training_to_the_table_at_the_debug_size(
     assert [row["label"] for row in rows] == named
     for folder, row in zip(folders, rows, strict=True):
         last = Run.open(folder).evaluations()[-1]
-        assert float(row["mean"]) == pytest.approx(np.mean(last["returns"]), rel=1e-4)
+        assert float(row["mean"]) == pytest.approx(last.mean, rel=1e-4)
 
 
 def test_from_training_to_another_task_at_the_debug_size(
@@ -420,4 +420,4 @@ def test_from_training_to_another_task_at_the_debug_size(
     (row,) = asked("generalization", [carried], tmp_path)
     assert (row["label"], row["task"], row["runs"]) == ("ksl-debug", "toy_glide", "1")
     last = Run.open(carried).evaluations()[-1]
-    assert float(row["mean"]) == pytest.approx(np.mean(last["returns"]), rel=1e-4)
+    assert float(row["mean"]) == pytest.approx(last.mean, rel=1e-4)

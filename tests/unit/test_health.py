@@ -170,7 +170,7 @@ def test_a_run_that_breaks_keeps_its_last_good_checkpoint(
         go(tmp_path / "run", experiment(env_steps=60), StringIO(), checkpoint_minutes=1e-9)
     run = Run.open(tmp_path / "run")
     folder, state = checkpoint.newest(run)
-    assert state["counts"]["decisions"] == decisions
+    assert state.counts.decisions == decisions
 
     assert all(
         tensor.isfinite().all() for tensor in load_file(folder / "agent.safetensors").values()

@@ -324,7 +324,9 @@ def test_the_papers_changes_in_sensitivity_stand_beside_its_own_task_only() -> N
 
 
 def test_marks_are_obeyed_or_refused(runs: dict[str, Path], tmp_path: Path) -> None:
-    (file,) = [f for f in RunFolder(runs["ksl"]).saved_encoders() if encoders.mark_of(f) == 120]
+    (file,) = [
+        f for f in RunFolder(runs["ksl"]).saved_encoders() if encoders.describe(f).mark == 120
+    ]
     assert [s.env_steps for s in subjects([runs["ksl"], file], [120])] == [120, 120]
     without = trained(tmp_path / "without", "ksl", 60, None)
     for paths, at, whole, complaint in (
@@ -360,7 +362,9 @@ def test_two_phases_are_in_the_label() -> None:
 
 def test_figures_keep_tasks_apart(runs: dict[str, Path], on: Path, tmp_path: Path) -> None:
     states = EvaluationSet.load(on)
-    (file,) = [f for f in RunFolder(runs["ksl"]).saved_encoders() if encoders.mark_of(f) == 120]
+    (file,) = [
+        f for f in RunFolder(runs["ksl"]).saved_encoders() if encoders.describe(f).mark == 120
+    ]
     (one,) = subjects([file])
     both = [one, replace(one, task="elsewhere")]
     drawn = analyze("reward-pca", both, states).figure()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kstep.data.replay import Replay, ReplayUnderfilled, Rule
-from kstep.data.ring import ASSUMED_EPISODE_DECISIONS, FRAMES_FILE, ReplayConfig
+from kstep.data.ring import ASSUMED_EPISODE_DECISIONS, FRAMES_FILE, Counters, ReplayConfig
 from kstep.types import Array, EnvSpec, KstepError
+from kstep.values import decode, encode
 
 FRAME_SHAPE = (2, 3, 3)
 
@@ -415,7 +416,8 @@ def test_state_round_trip(episodes: int, ending: str, tmp_path: Path) -> None:
     ]
     for number, part in enumerate(parts):
         np.savez(tmp_path / f"{number}.npz", allow_pickle=False, **part)
-    counters = json.loads(json.dumps(recorder.replay.counters()))
+    saved = json.dumps(encode(recorder.replay.counters()))
+    counters = decode(Counters, json.loads(saved))
 
     restored = Replay(config, spec)
     loaded = [dict(np.load(tmp_path / f"{number}.npz")) for number in range(len(parts))]
@@ -469,9 +471,32 @@ def test_state_of_another_replay_is_refused() -> None:
     del part["reward"]
     with pytest.raises(KstepError, match="lacks reward"):
         Replay(ReplayConfig(14), pixel_spec(5)).restore([part], counters)
-    del counters["held"]
-    with pytest.raises(KstepError, match="lacks held"):
-        Replay(ReplayConfig(14), pixel_spec(5)).restore([part], counters)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"held": 10**9},
+        {"oldest": 7},
+        {"episodes": 10**15},
+        {"first": (0, 0), "episodes": 2},
+        {"first": (6,)},
+        {"oldest_episode": 5},
+        {"first": ()},
+    ],
+)
+def test_bookkeeping_that_contradicts_itself_is_refused(changes: dict[str, Any]) -> None:
+    recorder = Recorder(Replay(ReplayConfig(14), pixel_spec(5)))
+    recorder.episode(5)
+    part, counters = recorder.replay.export(0), recorder.replay.counters()
+    fresh = Replay(ReplayConfig(14), pixel_spec(5))
+    with pytest.raises(KstepError, match="contradicts itself"):
+        fresh.restore([part], replace(counters, **changes))
+    for name, wrong in (("start", np.array([-1])), ("start", np.array([2**63 - 1])), ("t", 5)):
+        with pytest.raises(KstepError, match="frames have no numbers"):
+            fresh.restore([{**part, name: np.asarray(wrong)}], counters)
+    fresh.restore([part], counters)
+    assert len(fresh) == 5
 
 
 def test_forgetting_leaves_nothing_to_sample_and_goes_on() -> None:

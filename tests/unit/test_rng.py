@@ -3,7 +3,8 @@
 import numpy as np
 import torch
 
-from kstep.rng import Streams, derive, episode_seed
+from kstep.rng import StreamPositions, Streams, derive, episode_seed
+from kstep.values import decode, encode
 
 
 def draw(streams: Streams) -> list[float]:
@@ -35,7 +36,7 @@ def test_state_survives_json() -> None:
 
     streams = Streams(5)
     draw(streams)
-    saved = json.loads(json.dumps(streams.state()))
+    saved = decode(StreamPositions, json.loads(json.dumps(encode(streams.state()))))
     expected = draw(streams)
     again = Streams(6)
     again.load_state(saved)

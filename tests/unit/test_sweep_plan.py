@@ -7,7 +7,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,17 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from kstep import reading
+from kstep.config import rendered_size
 from kstep.run import folder, saved_encoders
-from kstep.run.folder import FORMAT, Run, RunFolder
+from kstep.run.folder import FORMAT, Attempt, Evaluated, Run, RunFolder
 from kstep.sweep import cost
 from kstep.sweep import plan as planning
 from kstep.sweep.cost import assumptions, estimate, measured_speeds
 from kstep.sweep.experiments import MOST_SEEDS, SCALES, read, seeds, shipped
 from kstep.sweep.plan import RunSpec, plan, status
 from kstep.types import KstepError
+from kstep.values import encode
 
 PLANET = 6
 PAIR = ("toy_reach", "toy_glide")
@@ -200,7 +203,7 @@ def test_too_many_seeds_are_refused_without_listing_them(text: str, tmp_path: Pa
     file.write_text(
         f'tasks = ["toy_reach"]\n[[group]]\nmethods = ["ksl"]\nseeds = "{text}"\nenv_steps = 9\n'
     )
-    with pytest.raises(KstepError, match=r"experiment 'mine': .* more than 10,000 seeds"):
+    with pytest.raises(KstepError, match=r"mine\.toml cannot be read: .* more than 10,000 seeds"):
         read(str(file))
 
 
@@ -253,8 +256,8 @@ def pretend(spec: RunSpec, env_steps: int, *, saved: bool, decisions: int = 7) -
     """Write what a run folder has after that many steps."""
     (spec.folder / "checkpoints").mkdir(parents=True, exist_ok=True)
     (spec.folder / "config.json").write_text(json.dumps({"format": FORMAT, "digest": spec.digest}))
-    row = {"mark": 0, "env_steps": env_steps, "decisions": decisions, "returns": [1.0]}
-    (spec.folder / "evaluations.jsonl").write_text(json.dumps(row) + "\n")
+    row = Evaluated(0, env_steps, decisions, 0, 0, (1.0,), (5,))
+    (spec.folder / "evaluations.jsonl").write_text(json.dumps(asdict(row)) + "\n")
     if saved:
         (spec.folder / "checkpoints" / f"{decisions:09d}").mkdir(exist_ok=True)
 
@@ -269,8 +272,8 @@ def test_status_is_what_the_folder_says(tmp_path: Path) -> None:
 
         fcntl.flock(file, fcntl.LOCK_EX)
         assert status(spec).state == "running"
-    failed = {"outcome": "failed", "code": 1, "error": "Traceback\nValueError: no\n"}
-    spec.run.attempts_file.write_text(json.dumps(failed) + "\n")
+    failed = Attempt("then", 1.0, 1, "cpu", "", 0, "failed", 1, "Traceback\nValueError: no\n")
+    spec.run.attempts_file.write_text(json.dumps(asdict(failed)) + "\n")
     assert status(spec) == planning.Status("failed", 100, "ValueError: no")
     pretend(spec, 200, saved=False, decisions=9)
     assert status(spec).state == "failed"  # evaluated, but its end was not saved
@@ -287,13 +290,20 @@ def save_encoders(spec: RunSpec, *marks: int) -> None:
 
     (spec.folder / "encoders").mkdir(parents=True, exist_ok=True)
     for mark in marks:
-        about = {
-            "format": saved_encoders.FORMAT,
-            "label": spec.method,
-            "task": spec.task,
-            "seed": spec.seed,
-        }
-        header = {"kstep encoder": json.dumps({**about, "mark": mark})}
+        method = spec.experiment().method
+        about = saved_encoders.Description(
+            format=saved_encoders.FORMAT,
+            label=spec.method,
+            task=spec.task,
+            seed=spec.seed,
+            mark=mark,
+            config=method.encoder,
+            augment=method.augment,
+            stack=method.stack,
+            frame_shape=(size := rendered_size(method), size, 3),
+            angles={},
+        )
+        header = {saved_encoders.KEY: json.dumps(encode(about))}
         weights = {"w": torch.tensor([float(mark), float(spec.seed)])}
         path = spec.folder / "encoders" / f"{mark:09d}.safetensors"
         path.write_bytes(safetensors.torch.save(weights, header))
@@ -409,9 +419,9 @@ def test_estimates_use_what_was_measured(tmp_path: Path) -> None:
     assert before.measured == 0
     assert 1 < before.core_hours < 100
     assert 1.3 < before.memory_gb < 1.7  # 12,500 decisions of 84 x 84 x 3
-    row = {"outcome": "done", "decisions": 1000, "seconds": 50.0, "threads": 2}
+    row = Attempt("then", 50.0, 2, "cpu", "here", 1000, "done", 0, "")
     specs[0].run.attempts_file.parent.mkdir(parents=True)
-    specs[0].run.attempts_file.write_text(json.dumps(row) + "\n")
+    specs[0].run.attempts_file.write_text(json.dumps(asdict(row)) + "\n")
     speeds = measured_speeds(specs)
     assert speeds == {("ksl", "cartpole_swingup", "cpu"): 0.1}
     after = estimate(specs, [status(spec) for spec in specs], speeds)
@@ -464,7 +474,8 @@ def test_ten_thousand_runs_are_planned_and_read_with_linear_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads = {
-        **dict.fromkeys(("read_json", "json_lines", "last_json_line"), folder),
+        **dict.fromkeys(("json_lines", "last_json_line"), folder),
+        "json_file": reading,
         **dict.fromkeys(("is_locked", "checkpointed"), RunFolder),
     }
     calls = counted(monkeypatch, resolve=planning, digest=planning, **reads)

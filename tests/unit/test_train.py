@@ -20,12 +20,13 @@ from kstep.config import EvaluationConfig
 from kstep.data.replay import Replay
 from kstep.envs import ControlEnv, EnvConfig
 from kstep.envs.worker import RemoteEnv
-from kstep.files import fingerprint, sha256, write_json
+from kstep.files import fingerprint, write_json
+from kstep.reading import sha256
 from kstep.run import checkpoint, system, train
 from kstep.run.folder import Run
 from kstep.run.train import Stopped
 from kstep.types import KstepError
-from kstep.values import change
+from kstep.values import change, encode
 from tests.make import tiny
 from tests.runs import ALWAYS, assert_same, at_decision, experiment, go, stop_after, weights
 
@@ -95,12 +96,12 @@ def test_frequent_checkpoints_change_nothing(tmp_path: Path) -> None:
 def test_evaluations_come_at_zero_at_every_mark_and_at_the_very_end(tmp_path: Path) -> None:
     run = go(tmp_path / "run", experiment(env_steps=120))
     rows = run.evaluations()
-    assert [row["mark"] for row in rows] == [0, 50, 100, 120]
-    assert [row["env_steps"] for row in rows] == [0, 50, 100, 120]
-    assert [row["updates"] for row in rows] == [0, 20, 70, 90]
-    assert all(len(row["returns"]) == 2 for row in rows)
+    assert [row.mark for row in rows] == [0, 50, 100, 120]
+    assert [row.env_steps for row in rows] == [0, 50, 100, 120]
+    assert [row.updates for row in rows] == [0, 20, 70, 90]
+    assert all(len(row.returns) == 2 for row in rows)
     exact = go(tmp_path / "exact", experiment(env_steps=100))
-    assert [row["mark"] for row in exact.evaluations()] == [0, 50, 100]
+    assert [row.mark for row in exact.evaluations()] == [0, 50, 100]
 
 
 def test_a_finished_run_is_not_done_again_but_may_be_extended(tmp_path: Path) -> None:
@@ -132,7 +133,7 @@ def test_lost_logs_are_reported(tmp_path: Path) -> None:
     assert "bytes of evaluations.jsonl are lost" in said.getvalue()
     rows = [json.loads(line) for line in run.metrics_file.read_text().splitlines()]
     assert rows[0]["decisions"] >= 60
-    assert [row["mark"] for row in run.evaluations()] == [50, 90]
+    assert [row.mark for row in run.evaluations()] == [50, 90]
 
 
 def test_lost_checkpoints_are_not_mistaken_for_a_new_run(tmp_path: Path) -> None:
@@ -285,7 +286,7 @@ def test_a_run_without_any_whole_checkpoint_says_so(tmp_path: Path) -> None:
 def test_a_pickle_in_place_of_any_file_is_refused_and_never_run(whose: str, tmp_path: Path) -> None:
     """Even where its author has put all the checksums right."""
     run = go(tmp_path / "run", experiment(env_steps=40))
-    folder, state = checkpoint.newest(run)
+    folder, saved = checkpoint.newest(run)
     (segment,) = run.replay.iterdir()
     bomb = {"weights": folder / "agent.safetensors", "frames": segment}.get(
         whose, folder / "state.json"
@@ -298,10 +299,11 @@ def test_a_pickle_in_place_of_any_file_is_refused_and_never_run(whose: str, tmp_
 
     torch.save({"x": Bomb()}, bomb)
     if whose != "state":
+        state = encode(saved)
         state["weights"] = sha256(folder / "agent.safetensors")
         state["replay"]["segments"] = {segment.name: sha256(segment)}
         write_json(folder / "state.json", {**state, "checksum": fingerprint(state)})
-    with pytest.raises(KstepError, match=r"cannot be read|no usable checkpoint"):
+    with pytest.raises(KstepError, match=r"not a file of tensors|no usable checkpoint"):
         go(tmp_path / "run", experiment(env_steps=60))
     assert not marker.exists()
 
@@ -353,7 +355,7 @@ def test_what_a_run_records_about_its_machine(tmp_path: Path) -> None:
     assert entry["processor"]
     config = json.loads((run.folder / "config.json").read_text())
     assert config["digest"] == run.digest
-    assert np.isfinite(run.evaluations()[0]["returns"]).all()
+    assert np.isfinite(run.evaluations()[0].returns).all()
 
 
 def test_products_are_rounded_as_the_experiment_says(tmp_path: Path) -> None:

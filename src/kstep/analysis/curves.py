@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from kstep.analysis.tables import Row, deviation
+from kstep.files import write_atomically
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -21,6 +24,14 @@ def canvas(width: float, height: float) -> Figure:
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
+
+
+def save(figure: Figure, path: Path) -> Path:
+    """Write a figure as PNG, completely or not at all."""
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=120)
+    write_atomically(path, picture.getvalue())
+    return path
 
 
 def panels(

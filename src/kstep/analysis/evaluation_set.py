@@ -10,25 +10,29 @@ A set is a folder: `states.safetensors`, and `set.json` with its provenance.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Sequence
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import annotated_types as at
 import numpy as np
-import safetensors
 import safetensors.numpy
 
+from kstep import reading
 from kstep.agent import Agent
 from kstep.envs import ControlEnv
-from kstep.files import sha256, write_atomically, write_json
+from kstep.files import write_atomically, write_json
 from kstep.rng import episode_seed
 from kstep.run import system
 from kstep.run.episode import Episode
 from kstep.run.folder import Run
 from kstep.run.load import opened
+from kstep.run.saved_encoders import Side
 from kstep.types import Array, KstepError
 from kstep.values import encode
 
@@ -40,6 +44,20 @@ BATCH = 64
 
 EncodeImages = Callable[[Array], Array]
 """Any encoder: stacks (B, S, H, W, C) uint8, oldest frame first, to latents (B, D)."""
+
+
+@dataclass(frozen=True)
+class Description:
+    """A set's set.json."""
+
+    format: int
+    stack: Annotated[int, at.Ge(1), at.Le(64)]
+    sizes: Annotated[tuple[Side, ...], at.MinLen(1)]
+    """Pixels per side of its frames; the first are those that its agent saw."""
+    quantities: tuple[str, ...]
+    states: str
+    """Checksum of states.safetensors."""
+    provenance: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -110,23 +128,29 @@ class EvaluationSet:
         return replace(self, frames=frames, **{n: getattr(self, n)[:count] for n in PER_STATE})
 
     def save(self, folder: Path) -> None:
-        """Write the set into a new folder."""
-        if folder.exists() and any(folder.iterdir()):
-            raise KstepError(f"{folder} exists and is not empty; choose another --output")
-        folder.mkdir(parents=True, exist_ok=True)
+        """Write the set into a new folder. Where that fails, nothing of it is left."""
+        refuse_taken(folder)
         arrays = {name: getattr(self, name) for name in PER_STATE}
         arrays |= {f"frames/{size}": frames for size, frames in self.frames.items()}
-        path = folder / "states.safetensors"
-        write_atomically(path, safetensors.numpy.save(arrays))
-        about = {
-            "format": FORMAT,
-            "stack": self.stack,
-            "sizes": list(self.frames),
-            "quantities": list(self.quantities),
-            "states": sha256(path),
-            "provenance": self.provenance,
-        }
-        write_json(folder / "set.json", about)
+        data = safetensors.numpy.save(arrays)
+        about = Description(
+            format=FORMAT,
+            stack=self.stack,
+            sizes=tuple(self.frames),
+            quantities=self.quantities,
+            states=hashlib.sha256(data).hexdigest(),
+            provenance=self.provenance,
+        )
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        aside = folder.with_name(f"{folder.name}.{os.getpid()}.part")
+        try:
+            aside.mkdir()
+            write_atomically(aside / "states.safetensors", data)
+            write_json(aside / "set.json", encode(about))
+            aside.rename(folder)
+        except BaseException:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise
 
     @classmethod
     def load(cls, folder: Path | str) -> EvaluationSet:
@@ -134,23 +158,52 @@ class EvaluationSet:
         folder = Path(folder)
         path = folder / "states.safetensors"
         try:
-            about = json.loads((folder / "set.json").read_text())
-            if about["format"] != FORMAT:
-                raise KstepError(
-                    f"{folder} has format {about['format']}, this version reads {FORMAT}"
-                )
-            if sha256(path) != about["states"]:
-                raise KstepError(f"{path} is damaged: its checksum does not match")
-            arrays = safetensors.numpy.load_file(path)
-        except (OSError, json.JSONDecodeError, KeyError, safetensors.SafetensorError) as error:
-            raise KstepError(f"{folder} is not an evaluation set: {error}") from error
+            about: Description = reading.json_file(folder / "set.json", Description)
+            data = reading.contents(path, reading.LARGEST_TENSORS)
+        except reading.Unreadable as error:
+            raise reading.Unreadable(f"{folder} is not an evaluation set: {error}") from error
+        if about.format != FORMAT:
+            raise KstepError(f"{folder} has format {about.format}, this version reads {FORMAT}")
+        if hashlib.sha256(data).hexdigest() != about.states:
+            raise KstepError(f"{path} is damaged: its checksum does not match")
+        arrays = reading.arrays(data, path)
+        with reading.naming(path):
+            _check_arrays(arrays, about)
         return cls(
-            frames={size: arrays[f"frames/{size}"] for size in about["sizes"]},
-            quantities=tuple(about["quantities"]),
-            stack=about["stack"],
-            provenance=about["provenance"],
+            frames={size: arrays[f"frames/{size}"] for size in about.sizes},
+            quantities=about.quantities,
+            stack=about.stack,
+            provenance=about.provenance,
             **{name: arrays[name] for name in PER_STATE},
         )
+
+
+def refuse_taken(folder: Path) -> None:
+    """Refuse a place for a new set where there is something else; an empty folder will do."""
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise KstepError(f"{folder} exists already; choose another --output")
+
+
+def _check_arrays(arrays: Mapping[str, Array], about: Description) -> None:
+    """Refuse arrays that are not those of a set: their names, types and shapes."""
+    names = [*PER_STATE, *(f"frames/{size}" for size in about.sizes)]
+    if missing := [name for name in names if name not in arrays]:
+        raise KstepError(f"it lacks {missing[0]}")
+    count = len(arrays["reward"]) if arrays["reward"].ndim == 1 else 0
+    frame = {f"frames/{size}": (count, size, size, 3) for size in about.sizes}
+    needed = {**frame, "reward": (count,), "episode": (count,)}
+    needed["state"] = (count, len(about.quantities))
+    needed["action"] = (count, *arrays["action"].shape[-1:])
+    for name, shape in needed.items():
+        found, kinds = arrays[name], "u" if name in frame else "iu" if name == "episode" else "f"
+        if count == 0 or found.shape != shape or found.dtype.kind not in kinds:
+            raise KstepError(f"{name} is {found.shape} {found.dtype}, needed is {shape}")
+    frames = [arrays[name] for name in frame]
+    if any(array.dtype != np.uint8 for array in frames):
+        raise KstepError("its frames are not of bytes")
+    jumps = np.diff(arrays["episode"].astype(np.int64), prepend=0)
+    if not np.isin(jumps, (0, 1)).all():
+        raise KstepError("its episodes are not counted from 0")
 
 
 def checked(latents: Array, states: int) -> Array:
@@ -234,8 +287,7 @@ def make(
     run: Path, output: Path, *, episodes: int = 10, seed: int = 0, sizes: Sequence[int] = ()
 ) -> str:
     """Collect a set with a run's newest checkpoint into a new folder; return a summary of it."""
-    if output.exists():
-        raise KstepError(f"{output} exists already; choose another --output")
+    refuse_taken(output)
     states = collect_from(run, episodes=episodes, seed=seed, sizes=sizes)
     states.save(output)
     returns = states.provenance["returns"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -70,6 +71,13 @@ def page(points: Sequence[Row]) -> str:
         positions /= np.linalg.norm(positions, axis=1).max() or 1.0  # into the unit ball
         spots = np.column_stack((positions, level))
         clouds.append({"name": name, "points": spots.round(3).tolist()})
-    # "</" anywhere would end the script.
-    data = json.dumps(clouds, separators=(",", ":")).replace("</", "<\\/")
-    return PAGE % {"low": f"{low:.3g}", "high": f"{high:.3g}", "clouds": data}
+    return PAGE % {"low": f"{low:.3g}", "high": f"{high:.3g}", "clouds": in_script(clouds)}
+
+
+def in_script(value: Any) -> str:
+    """Return a value for the inside of a <script>: no text in it can end the script, begin another
+    or begin a comment, after which a browser would not see the script's end."""
+    text = json.dumps(value, separators=(",", ":"))
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text

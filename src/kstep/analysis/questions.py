@@ -17,11 +17,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import imageio.v2 as imageio
 import numpy as np
 import torch
 
-from kstep import names
+from kstep import names, reading
 from kstep.analysis import (
     collapse,
     gradients,
@@ -34,9 +33,10 @@ from kstep.analysis import (
     state_probe,
     temporal,
 )
-from kstep.analysis.curves import Figure
+from kstep.analysis.curves import Figure, save
 from kstep.analysis.evaluation_set import EncodeImages, EvaluationSet, checked
-from kstep.analysis.tables import Row, write_table
+from kstep.analysis.tables import Row, write_table, write_text
+from kstep.analysis.video import video
 from kstep.run import saved_encoders as encoders
 from kstep.run.folder import Run, RunFolder
 from kstep.run.load import opened
@@ -159,16 +159,14 @@ class Answer:
         written = []
         for name, rows in self.tables.items():
             written.append(write_table(folder / f"{name}.csv", rows))
-        path = folder / f"{self.question.name}.png"
-        self.figure().savefig(path, dpi=120)
-        written.append(path)
+        written.append(save(self.figure(), folder / f"{self.question.name}.png"))
         for name, text in self.question.pages(self.tables).items():
-            path = folder / f"{name}.html"
-            path.write_text(text)
-            written.append(path)
+            written.append(write_text(folder / f"{name}.html", text))
         for name, frames in self.videos.items():
             path = folder / f"{self.question.name}-{name}.mp4"
-            imageio.mimwrite(path, list(frames), fps=20, macro_block_size=2)
+            with video(path, fps=20) as film:
+                for frame in frames:
+                    film.add(frame)
             written.append(path)
         return written
 
@@ -232,33 +230,56 @@ def analyze_all(
 
 
 def subjects(
-    paths: Iterable[Path], at: Sequence[int] = (), *, whole_runs: bool = False
+    paths: Iterable[Path],
+    at: Sequence[int] = (),
+    *,
+    whole_runs: bool = False,
+    left_out: Callable[[str], None] | None = None,
 ) -> Iterator[Subject]:
     """Yield, one at a time, the encoders of run folders and encoder files.
 
     A run stands for all encoders it saved, or for its newest checkpoint if it saved none. `at`
-    selects those saved for these marks, and every run must have all of them.
+    selects those saved for these marks, and every run must have all of them. What cannot be read is
+    refused, or left out where `left_out` is to be told of it.
     """
     if at and whole_runs:
         raise KstepError("this question is about a run's newest checkpoint; it takes no --at")
+
+    def look(path: Path) -> tuple[Path, list[Path]]:
+        return path, _files(path, at, whole_runs, left_out)
+
     # All files are looked up before anything is computed.
-    for path, files in [(path, _files(path, at, whole_runs)) for path in paths]:
-        for file in files:
-            yield Subject.of(encoders.load(file, quick=True), None if file == path else path)
+    for path, files in list(reading.each(paths, look, left_out)):
+        run = path if path not in files else None
+
+        def load(file: Path, run: Path | None = run) -> Subject:
+            return Subject.of(encoders.load(file, quick=True), run)
+
+        yield from reading.each(files, load, left_out)
         if not files:
-            with opened(path) as (agent, _, counts):
-                yield Subject.of(encoders.of_agent(Run.open(path), agent, counts), path)
+            yield from reading.each([path], _newest, left_out)
 
 
-def _files(path: Path, at: Sequence[int], whole_runs: bool) -> list[Path]:
+def _newest(path: Path) -> Subject:
+    """Return the encoder of a run's newest checkpoint."""
+    with opened(path) as (agent, _, counts):
+        return Subject.of(encoders.of_agent(Run.open(path), agent, counts), path)
+
+
+def _files(
+    path: Path, at: Sequence[int], whole_runs: bool, left_out: Callable[[str], None] | None
+) -> list[Path]:
     """Resolve a path to encoder files; empty: use the run's newest checkpoint."""
     if path.is_file():
-        if at and encoders.mark_of(path) not in at:
-            raise KstepError(f"{path} is of {encoders.mark_of(path):,} env_steps, which --at omits")
+        if at and (mark := encoders.describe(path).mark) not in at:
+            raise KstepError(f"{path} is of {mark:,} env_steps, which --at omits")
         return [path]
     saved = [] if whole_runs else RunFolder(path).saved_encoders()
-    by_mark = {encoders.mark_of(file): file for file in saved}
+    marks_of = reading.each(saved, lambda file: (encoders.describe(file).mark, file), left_out)
+    by_mark = dict(marks_of)
     missing = [mark for mark in at if mark not in by_mark]
+    if saved and not by_mark:
+        raise KstepError(f"{path} has no encoder that can be read")
     if missing and not saved:
         raise KstepError(f"{path} saved no encoders for --at: kstep train --save-encoders-every N")
     if missing:

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 
+from kstep.files import write_atomically
+
 Value: TypeAlias = str | int | float
 Row: TypeAlias = Mapping[str, Value]
 """One line of a table; `label`, `task`, `seed` and `env_steps` identify the encoder."""
+
+FORMULA = ("=", "+", "-", "@")
+LEADING = ("\t", "\r", "\n")
+"""Spreadsheets skip these."""
 
 
 def grouped(rows: Iterable[Row], *columns: str) -> dict[tuple[Value, ...], list[Row]]:
@@ -23,11 +30,17 @@ def grouped(rows: Iterable[Row], *columns: str) -> dict[tuple[Value, ...], list[
 
 
 def write_table(path: Path, rows: Sequence[Row]) -> Path:
-    """Write rows as CSV, numbers to six digits."""
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({key: _rounded(value) for key, value in row.items()} for row in rows)
+    """Write rows as CSV, numbers to six digits, texts so that no spreadsheet executes them."""
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({key: _cell(value) for key, value in row.items()} for row in rows)
+    return write_text(path, text.getvalue())
+
+
+def write_text(path: Path, text: str) -> Path:
+    """Write a text completely or not at all."""
+    write_atomically(path, text.encode())
     return path
 
 
@@ -39,15 +52,22 @@ def markdown(head: Sequence[str], lines: Iterable[Iterable[Value]]) -> str:
 
 def write_both(path: Path, rows: Sequence[Row]) -> list[Path]:
     """Write rows as CSV and as Markdown; `path` has no suffix yet."""
-    text = path.with_suffix(".md")
-    text.write_text(markdown([*rows[0]], (row.values() for row in rows)))
-    return [write_table(path.with_suffix(".csv"), rows), text]
+    text = markdown([*rows[0]], (row.values() for row in rows))
+    return [
+        write_table(path.with_suffix(".csv"), rows),
+        write_text(path.with_suffix(".md"), text),
+    ]
 
 
 def _shown(value: Value) -> str:
     if isinstance(value, float):
         return "-" if np.isnan(value) else f"{value:.3g}"
-    return str(value)
+    return plain(str(value))
+
+
+def plain(text: str) -> str:
+    """Return a text for Markdown: neither the end of a cell nor the beginning of a tag."""
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
 
 
 def deviation(values: Sequence[float]) -> float:
@@ -55,5 +75,10 @@ def deviation(values: Sequence[float]) -> float:
     return float(np.std(values, ddof=1)) if len(values) > 1 else float("nan")
 
 
-def _rounded(value: Value) -> Value:
+def _cell(value: Value) -> Value:
+    """Return what a CSV holds of a value. A spreadsheet takes a text that begins like a formula for
+    one; behind an apostrophe it is shown as it is."""
+    if isinstance(value, str):
+        begins = value.lstrip()[:1]
+        return f"'{value}" if begins in FORMULA or value[:1] in LEADING else value
     return float(f"{value:.6g}") if isinstance(value, float) else value

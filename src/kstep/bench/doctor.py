@@ -17,7 +17,7 @@ from kstep.envs import gl
 from kstep.nets.backends import native_shape
 from kstep.nets.encoder import PixelEncoderConfig
 from kstep.run import system
-from kstep.run.progress import say
+from kstep.terminal import say
 from kstep.types import EnvSpec, KstepError
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kstep.analysis.curves import canvas
+from kstep.analysis.curves import canvas, save
 from kstep.bench.parts import PARTS
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def draw(document: dict[str, Any], path: Path) -> bool:
         axes.spines[["top", "right"]].set_visible(False)
     machine, threads = document["system"]["processor"], max(document["threads"])
     figure.suptitle(f"{machine}, {threads} threads, {document['size']} size", fontsize=10)
-    figure.savefig(path, dpi=120)
+    save(figure, path)
     return True
 
 

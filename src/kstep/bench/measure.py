@@ -21,7 +21,7 @@ from kstep.bench.timing import Candidate, Times, interleave
 from kstep.files import write_json
 from kstep.native import Backend
 from kstep.run import system
-from kstep.run.progress import say
+from kstep.terminal import say
 from kstep.types import KstepError
 
 
@@ -41,7 +41,7 @@ def bench(options: Options, console: Console) -> dict[str, Any]:
         "backends": list(run.backends),
         "sections": list(options.sections),
         "notices": run.notices,
-        "system": system.describe("cpu", _rendering(run.size)),
+        "system": values.encode(system.describe("cpu", _rendering(run.size))),
         **results(found),
         "times": found.times.state(),
     }
@@ -146,7 +146,11 @@ class _Run:
     def _in_turns(self, candidates: list[Candidate]) -> Times:
         say(self.console, f"{len(candidates)} measurements in turns, {self.rounds} rounds")
         started = time.monotonic()
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+        )
         with Progress(
             *columns, TimeElapsedColumn(), console=self.console, transient=True
         ) as progress:

@@ -9,9 +9,10 @@ from typing import Any
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from kstep.bench.parts import PARTS
-from kstep.run.progress import say
+from kstep.terminal import say
 
 WAYS = ("forward", "backward", "all")
 
@@ -166,6 +167,6 @@ def _promises(rows: list[dict[str, Any]]) -> Table:
         unit = f" {row['unit']}" if row["unit"] else ""
         bound = f"{'at least' if row['at_least'] else 'at most'} {row['bound']:g}{unit}"
         digits = 3 if row["bound"] < 0.1 else 2
-        kept = "[green]yes[/]" if row["holds"] else "[red]no[/]"
+        kept = Text("yes", "green") if row["holds"] else Text("no", "red")
         table.add_row(row["text"], f"{row['measured']:.{digits}f}{unit}", bound, kept)
     return table

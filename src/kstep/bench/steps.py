@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import json
 import math
 import sys
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 
 import kstep
+from kstep import reading
 from kstep.agent import Agent
 from kstep.auxiliary.base import OwnSequences
 from kstep.bench.parts import measured
@@ -78,8 +78,8 @@ def cost_cases(size: Size) -> dict[str, dict[int, Workload]]:
 
 def paper_table() -> dict[str, float]:
     """Return the KSL paper's training times, normalized to SAC from pixels (appendix)."""
-    text = files("kstep").joinpath("paper_data/reference_results.json").read_text()
-    table: dict[str, float] = json.loads(text)["wall_clock_normalised"]
+    path = Path(str(files("kstep").joinpath("paper_data/reference_results.json")))
+    table: dict[str, float] = reading.json_file(path)["wall_clock_normalised"]
     return table
 
 

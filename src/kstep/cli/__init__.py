@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import signal
 import sys
 import typing
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from kstep.cli.sweeps import Collect, Compare, Import, Sweep
 from kstep.cli.training import Eval, Film, Selfcheck, Train
 from kstep.errors import KstepError, explain
 from kstep.signals import answered
+from kstep.terminal import OutputClosed, Terminal, abandon_output, say, terminal
 
 Verb = (
     Train
@@ -61,9 +63,31 @@ def main(arguments: list[str] | None = None) -> None:
     # soon as anything else needs a core. Twenty thousand turns are some 50 us. Read by torch.
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
     words = sys.argv[1:] if arguments is None else arguments
+    code: Any = 0
+    asked_to_exit = False
+    try:
+        code = run(words)
+    except SystemExit as exit_:  # of a verb, or of tyro, which prints help and mistakes in flags
+        code, asked_to_exit = exit_.code, True
+    except (OutputClosed, BrokenPipeError):  # as in `kstep list methods | head -1`
+        code = 128 + signal.SIGPIPE
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        abandon_output()
+        code = code or 128 + signal.SIGPIPE
+    except OSError as error:
+        abandon_output()
+        code = code or _report(error)
+    if code or asked_to_exit:
+        sys.exit(code)
+
+
+def run(words: list[str]) -> int:
+    """Run one verb and return the exit code; errors that a user can fix are reported."""
     if words == ["--version"]:
-        print(f"kstep {kstep.__version__}")
-        return
+        say(terminal(), f"kstep {kstep.__version__}")
+        return 0
     verb: Callable[[], None] = tyro.cli(
         Verb,
         args=words,
@@ -78,11 +102,17 @@ def main(arguments: list[str] | None = None) -> None:
             check(verb)
             verb()
         except Exception as error:
-            message = str(error) if isinstance(error, KstepError) else explain(error)
-            if message is None:  # a bug of ours, which a traceback helps to find
-                raise
-            print(f"kstep: {message}", file=sys.stderr)
-            sys.exit(error.exit_code if isinstance(error, KstepError) else 1)
+            return _report(error)
+    return 0
+
+
+def _report(error: Exception) -> int:
+    """Print an error that a user can fix and return its exit code; raise any other."""
+    message = str(error) if isinstance(error, KstepError) else explain(error)
+    if message is None:  # a bug of ours, which a traceback helps to find
+        raise error
+    say(Terminal(stderr=True), f"kstep: {message}")
+    return error.exit_code if isinstance(error, KstepError) else 1
 
 
 def check(flags: Any) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from tyro.conf import Positional
 
 from kstep.analysis.options import Request
+from kstep.terminal import say, terminal
 from kstep.values import Count, Positive
 
 
@@ -31,7 +32,7 @@ class EvaluationSet:
     def __call__(self) -> None:
         from kstep.analysis import evaluation_set
 
-        print(evaluation_set.make(**vars(self)))
+        say(terminal(), evaluation_set.make(**vars(self)))
 
 
 @dataclass(frozen=True)
@@ -44,4 +45,6 @@ class Analyze(Request):
     def __call__(self) -> None:
         from kstep.report import analyze
 
-        print(*analyze.run(self), sep="\n")
+        console = terminal()
+        for path in analyze.run(self, lambda problem: say(console, f"left out: {problem}")):
+            say(console, str(path))

@@ -10,6 +10,7 @@ from tyro.conf import Positional
 from kstep import names
 from kstep.bench.options import Options
 from kstep.report.listing import Listing, lines
+from kstep.terminal import say, terminal
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,9 @@ class List:
     what: Positional[Listing] = "methods"
 
     def __call__(self) -> None:
-        print(*lines(self.what), sep="\n")
+        console = terminal()
+        for line in lines(self.what):
+            say(console, line)
 
 
 @dataclass(frozen=True)
@@ -55,11 +58,9 @@ class Doctor:
     """Test this rendering backend only."""
 
     def __call__(self) -> None:
-        from rich.console import Console
-
         from kstep.bench.doctor import doctor
 
-        if not doctor(Console(), self.backend):
+        if not doctor(terminal(), self.backend):
             sys.exit(1)
 
 
@@ -72,6 +73,5 @@ class Bench(Options):
 
     def __call__(self) -> None:
         from kstep.bench.measure import bench
-        from kstep.run.progress import terminal
 
         bench(self, terminal(120))

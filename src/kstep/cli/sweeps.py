@@ -8,6 +8,7 @@ from pathlib import Path
 from tyro.conf import Positional
 
 from kstep.sweep.options import SweepRequest
+from kstep.terminal import say, terminal
 from kstep.values import Count, Positive
 
 
@@ -39,7 +40,7 @@ class Collect:
     def __call__(self) -> None:
         from kstep.sweep import store
 
-        print(store.collect(self.runs, self.output))
+        say(terminal(), str(store.collect(self.runs, self.output)))
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Import:
     def __call__(self) -> None:
         from kstep.sweep import store
 
-        print(store.import_csv(self.file, self.source, self.output))
+        say(terminal(), str(store.import_csv(self.file, self.source, self.output)))
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,6 @@ class Compare:
 
     def __call__(self) -> None:
         from kstep.report import compare
-        from kstep.run.progress import terminal
         from kstep.sweep import experiments, store
 
         compare.compare(

@@ -12,6 +12,7 @@ from tyro.conf import OmitArgPrefixes, Positional
 
 from kstep import names
 from kstep.run.runtime import RunRequest, Runtime
+from kstep.terminal import say, terminal
 from kstep.values import Count, Positive
 
 
@@ -75,7 +76,7 @@ class Film:
         from kstep.report.film import film
 
         result = film(**vars(self))
-        print(f"{self.output}: return {result.mean:.1f}")
+        say(terminal(), f"{self.output}: return {result.mean:.1f}")
 
 
 @dataclass(frozen=True)
@@ -97,11 +98,9 @@ class Selfcheck:
     """Processor threads; the default uses all cores."""
 
     def __call__(self) -> None:
-        from rich.console import Console
-
         from kstep.run import selfcheck
 
         check = selfcheck.quick(self.seed) if self.quick else selfcheck.swingup(self.seed)
         runtime = Runtime(self.device, self.threads)
-        if selfcheck.selfcheck(check, self.runs, runtime, Console()) == "below":
+        if selfcheck.selfcheck(check, self.runs, runtime, terminal()) == "below":
             sys.exit(1)

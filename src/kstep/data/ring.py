@@ -15,13 +15,14 @@ import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 import psutil
 
 from kstep.files import Tree
 from kstep.types import Array, EnvSpec, KstepError
+from kstep.values import Count, Positive
 
 Storage: TypeAlias = Literal["memory", "disk"]
 
@@ -51,6 +52,39 @@ class ReplayConfig:
         if self.storage not in get_args(Storage):
             allowed = ", ".join(get_args(Storage))
             raise KstepError(f"replay storage {self.storage!r}: allowed are {allowed}")
+
+
+@dataclass(frozen=True)
+class Counters:
+    """The bookkeeping that goes with exported frames."""
+
+    slots: Positive
+    first: tuple[Count, ...]
+    """First frames of the episodes that are not forgotten, oldest first."""
+    total: Count
+    """Frames ever written."""
+    episodes: Count
+    """Episodes ever begun."""
+    running: bool
+    """Whether the newest episode can still grow."""
+    oldest: Count
+    """No start before this frame is sampleable."""
+    oldest_episode: Count
+    """The episode that frame belongs to."""
+    held: Count
+    """Sampleable transitions."""
+
+    def check(self) -> None:
+        """Refuse numbers that no replay can have."""
+        starts = np.array([*self.first, self.total])
+        consistent = (
+            len(self.first) == self.episodes - self.oldest_episode <= self.slots
+            and (np.diff(starts) > 0).all()
+            and self.oldest <= self.total
+            and self.held <= self.total - self.oldest
+        )
+        if not consistent:
+            raise KstepError("the saved replay's bookkeeping contradicts itself")
 
 
 class Ring:
@@ -181,19 +215,17 @@ class Ring:
         arrays = {name: array[slots] for name, array in self._arrays().items()}
         return {"start": frames[:1], **arrays}
 
-    def counters(self) -> dict[str, Any]:
-        """Return the bookkeeping that goes with the exported frames, as plain numbers."""
+    def counters(self) -> Counters:
+        """Return the bookkeeping that goes with the exported frames."""
         live = np.arange(self._oldest_episode, self._episodes)
-        counters = {name: getattr(self, f"_{name}") for name in _COUNTERS}
-        first = self._first[live % self.slots].tolist()
-        return {"slots": self.slots, "first": first, **counters}
+        first = tuple(self._first[live % self.slots].tolist())
+        numbers = {name: getattr(self, f"_{name}") for name in _COUNTERS}
+        return Counters(slots=self.slots, first=first, **numbers)
 
-    def restore(self, parts: Iterable[dict[str, Array]], counters: dict[str, Any]) -> None:
+    def restore(self, parts: Iterable[dict[str, Array]], counters: Counters) -> None:
         """Continue exactly where `counters` was taken; all it held must fit."""
-        missing = {"slots", "first", *_COUNTERS} - set(counters)
-        if missing:
-            raise KstepError(f"the saved replay lacks {', '.join(sorted(missing))}")
-        held = min(counters["total"], counters["slots"])
+        counters.check()
+        held = min(counters.total, counters.slots)
         if held > self.slots:
             raise KstepError(
                 f"the saved replay holds {held:,} frames, this one has room for {self.slots:,}. "
@@ -202,15 +234,15 @@ class Ring:
         covered = None
         for part in parts:
             covered = self._restore_part(part, covered)
-        alive = max(0, counters["total"] - counters["slots"])
-        if covered is None or covered[1] != counters["total"] or covered[0] > alive:
+        alive = max(0, counters.total - counters.slots)
+        if covered is None or covered[1] != counters.total or covered[0] > alive:
             raise KstepError(
-                f"the saved replay has frames {covered}, needed are {alive} to {counters['total']}"
+                f"the saved replay has frames {covered}, needed are {alive} to {counters.total}"
             )
         for name in _COUNTERS:
-            setattr(self, f"_{name}", counters[name])
+            setattr(self, f"_{name}", getattr(counters, name))
         live = np.arange(self._oldest_episode, self._episodes)
-        self._first[live % self.slots] = counters["first"]
+        self._first[live % self.slots] = counters.first
 
     def _restore_part(
         self, part: dict[str, Array], covered: tuple[int, int] | None
@@ -220,6 +252,9 @@ class Ring:
         missing = {"start", *own} - set(part)
         if missing:
             raise KstepError(f"the saved replay lacks {', '.join(sorted(missing))}")
+        numbered = part["start"].shape == (1,) and 0 <= part["start"][0] < 2**62
+        if not numbered or part["t"].ndim != 1:
+            raise KstepError("the saved replay does not fit: its frames have no numbers")
         start = int(part["start"][0])
         frames = np.arange(start, start + len(part["t"]))
         if covered is not None and not covered[0] <= start <= covered[1]:

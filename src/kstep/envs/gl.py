@@ -34,6 +34,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kstep import reading, values
 from kstep.envs import _probe
 from kstep.types import KstepError
 
@@ -137,10 +138,10 @@ def _find(force: str | None) -> GLBackend:
     """Return the first backend that passes its test, or the cached one of an earlier test."""
     request, names, why = _request(force)
     key = _machine_key()
-    try:
-        return GLBackend(**_read_cache()[key][request])
-    except (KeyError, TypeError):
-        pass  # not tested yet, or cached by another version
+    with contextlib.suppress(KeyError, KstepError):  # not tested yet, or by another version
+        cached: GLBackend = values.decode(GLBackend, _read_cache()[key][request])
+        if cached.name in _GL:
+            return cached
 
     failures: list[str] = []
     software_egl: GLBackend | None = None
@@ -380,10 +381,10 @@ def _cache_file() -> Path:
 def _read_cache() -> dict[str, dict[str, Any]]:
     """Return machine -> request -> backend; empty if the file is missing or damaged."""
     try:
-        content = json.loads(_cache_file().read_text())
-        return {key: value for key, value in content.items() if isinstance(value, dict)}
-    except (AttributeError, OSError, ValueError):
+        content = reading.json_file(_cache_file())
+    except KstepError:
         return {}
+    return {key: value for key, value in content.items() if isinstance(value, dict)}
 
 
 def _remember(key: str, request: str, backend: GLBackend) -> None:

@@ -100,11 +100,6 @@ class PixelEncoder(Encoder):
         super().__init__()
         self.config, self.frame_shape, self.stack = config, frame_shape, stack
         height, width, colours = frame_shape
-        channels = [stack * colours] + [config.channels] * len(config.strides)
-        self.convolutions = nn.ModuleList(
-            nn.Conv2d(before, after, kernel_size=3, stride=stride)
-            for (before, after), stride in zip(pairwise(channels), config.strides, strict=True)
-        )
         maps = []
         for stride in config.strides:
             height, width = (height - 3) // stride + 1, (width - 3) // stride + 1
@@ -114,6 +109,11 @@ class PixelEncoder(Encoder):
                     f"{len(config.strides)} convolutions with strides {config.strides}"
                 )
             maps.append((height, width, config.channels))
+        channels = [stack * colours] + [config.channels] * len(config.strides)
+        self.convolutions = nn.ModuleList(
+            nn.Conv2d(before, after, kernel_size=3, stride=stride)
+            for (before, after), stride in zip(pairwise(channels), config.strides, strict=True)
+        )
         self.feature_shape = (height, width, config.channels)
         self.map_shapes = tuple(maps)
         self.latent_dim = config.latent_dim

@@ -5,7 +5,7 @@ Without run folders, the existing ones of the experiment behind the paper's figu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,20 +25,25 @@ from kstep.sweep.plan import plan, with_variants
 from kstep.types import KstepError
 
 
-def run(request: Request) -> list[Path]:
-    """Answer a question or a group of them, or make a comparison; return the files written."""
+def run(request: Request, say: Callable[[str], None]) -> list[Path]:
+    """Answer a question or a group of them, or make a comparison; return the files written.
+
+    What was named and cannot be read is refused. What was found by looking is left out, and `say`
+    is told which and why.
+    """
     question, named, output = request.question, request.encoders, request.output
+    left_out = None if named else say
     system.keep_freed_memory()
     if question in COMPARISONS:
         comparison = COMPARISONS[question]
         second, variants = question == "generalization", comparison.variants
         folders = named or _folders(request, question, variants=variants, second_stage=second)
-        return comparison.write(folders, output, request.at)
+        return comparison.write(folders, output, request.at, left_out)
     if question == "wall-clock":
         folders = named or _folders(request, question, variants=True)
         # A run that has not ended has no time yet.
         ended = [folder for folder in folders if named or RunFolder(folder).attempts()]
-        return wall_clock.write(ended or folders, output)
+        return wall_clock.write(ended or folders, output, left_out)
     if question == "environments":
         return environments.write(output)
     known = (*QUESTIONS, *GROUPS, *COMPARISONS, "wall-clock", "environments")
@@ -52,7 +57,7 @@ def run(request: Request) -> list[Path]:
         torch.set_num_threads(request.threads)
     whole_runs = QUESTIONS[questions[0]].whole_runs
     folders = named or _folders(request, experiment)
-    encoders = subjects(folders, request.at, whole_runs=whole_runs)
+    encoders = subjects(folders, request.at, whole_runs=whole_runs, left_out=left_out)
     answers = analyze_all(questions, encoders, states, request.perturbed)
     return [path for answer in answers for path in beside_paper(answer).write(output)]
 

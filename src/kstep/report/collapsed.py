@@ -7,26 +7,27 @@ over 500 updates.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from kstep import reading
 from kstep.analysis.tables import Row
-from kstep.files import json_lines
 from kstep.report.statistics import fisher
 from kstep.run import health
 from kstep.run.folder import Run
 from kstep.run.saved_encoders import label_of
 
 
-def collapsed_runs(folders: Sequence[Path]) -> list[Row]:
+def collapsed_runs(
+    folders: Sequence[Path], left_out: Callable[[str], None] | None = None
+) -> list[Row]:
     """Count per label, over tasks and seeds, the runs that collapsed at any time and at their end;
     `p` is Fisher's exact test of the first count against that of the label with the smallest share.
     """
     found: dict[str, list[tuple[bool, bool]]] = {}
-    for folder in folders:
-        run = Run.open(folder)
-        if enough := [streak >= health.PATIENCE for streak in _streaks(run)]:
-            found.setdefault(label_of(run.experiment), []).append((any(enough), enough[-1]))
+    for label, enough in reading.each(folders, _flat_for_long, left_out):
+        if enough:
+            found.setdefault(label, []).append((any(enough), enough[-1]))
     counts = {label: (sum(some for some, _ in own), len(own)) for label, own in found.items()}
     least = min(counts, key=lambda label: counts[label][0] / counts[label][1], default="")
     return [
@@ -41,10 +42,16 @@ def collapsed_runs(folders: Sequence[Path]) -> list[Row]:
     ]
 
 
+def _flat_for_long(folder: Path) -> tuple[str, list[bool]]:
+    """Return a run's label and, for every logged update, whether latents were flat long enough."""
+    run = Run.open(folder)
+    return label_of(run.experiment), [streak >= health.PATIENCE for streak in _streaks(run)]
+
+
 def _streaks(run: Run) -> Iterator[int]:
     """Yield, for every logged update with latents, the number of flat ones in a row so far."""
     streak = 0
-    for row in json_lines(run.metrics_file, strict=True):
-        if "latent/rank" in row:
+    for row in run.logged():
+        if row.keys() >= health.SPREADS:
             streak = streak + 1 if health.is_flat(row) else 0
             yield streak

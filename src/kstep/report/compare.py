@@ -21,9 +21,9 @@ from kstep.report.comparisons import cell, comparison_of
 from kstep.report.paper import Place
 from kstep.report.scores import exploring
 from kstep.report.statistics import Array, Interval, stars
-from kstep.run.progress import say
 from kstep.sweep.experiments import Sweep
 from kstep.sweep.plan import RunSpec, plan, with_variants
+from kstep.terminal import say
 from kstep.types import KstepError
 
 Scores = Mapping[str, Mapping[str, Mapping[int, float]]]
@@ -59,46 +59,82 @@ def compare(
     marks = sorted({int(row["env_steps"]) for row in rows})
     draws = {"seed": seed, "repetitions": repetitions}
     presets = f"preset {' and '.join(sweep.presets)}"
-    if not set(sweep.marks) & set(marks):
+    chosen = {mark: scores.near(rows, mark) for mark in sweep.marks}
+    if not any(chosen.values()):
         wanted = " or ".join(f"{mark:,}" for mark in sweep.marks)
         raise KstepError(f"no evaluation at {wanted} env steps, but at {marks[-8:]}")
-    for mark in sweep.marks:
-        if mark not in marks:
+    for mark, here in chosen.items():
+        if not here:
             say(console, f"\nno evaluation at {mark:,} env steps yet")
             continue
-        cells, found = scores.summary(rows, [mark], comparison.beside), at(rows, mark)
+        cells, found = scores.summary(here, [mark], comparison.beside), at(here, mark)
         say(console, Text.assemble((f"\n{mark:,} env steps", "bold"), f", {presets}"))
         console.print(per_task(cells))
-        say(console, absent(table, specs, planned, mark))
+        for remark in (
+            scores.taken_elsewhere(here),
+            scores.left_out(rows, here, mark),
+            absent(here, specs, planned, mark),
+        ):
+            if remark:
+                say(console, remark)
         for shown in (aggregates(found, **draws), profiles(found, **draws), improved(cells)):
             if shown.row_count:
                 console.print(shown)
+        if remark := incomplete(found):
+            say(console, remark)
         if beside_paper:
             console.print(beside(cells))
     say(console, "\nIQM along the curve", "bold")
-    together = {str(row["task"]) for row in rows if row["env_steps"] in sweep.marks}
-    console.print(efficiency(rows, marks, together, **draws))
+    together = {str(row["task"]) for here in chosen.values() for row in here}
+    curves = efficiency(rows, marks, together, **draws)
+    console.print(_curve_table(curves))
+    labels = dict.fromkeys(str(row["label"]) for row in rows)
+    if without := [label for label in labels if label not in curves]:
+        say(console, f"left out, no evaluation of all tasks at one mark: {', '.join(without)}")
     if beside_paper:
         say(console, Text.assemble(("\nalong the paper's curves", "bold"), ", marks where ours is"))
         console.print(along_curves(scores.summary(rows, marks, comparison.beside)))
+    if remark := scores.strangers(table, who, tasks):
+        say(console, f"\n{remark}")
 
 
 def absent(
-    table: pl.DataFrame, specs: Sequence[RunSpec], who: Mapping[str, Row], mark: int, named: int = 5
+    here: Sequence[Row], specs: Sequence[RunSpec], who: Mapping[str, Row], mark: int, named: int = 5
 ) -> str:
     """Return a sentence about the runs without an evaluation at a mark: not started, not there
     yet, or failed. They are in none of the numbers, so a reader must know of them."""
-    present = set(table.filter(pl.col("mark") == mark)["digest"].to_list())
+    present = {(row["label"], row["task"], row["seed"]) for row in here}
     expected = [
         spec
         for spec in specs
         if spec.env_steps >= mark and not exploring({**who[spec.setting], "env_steps": mark})
     ]
-    missing = [spec.label for spec in expected if spec.digest not in present]
+    missing = [
+        spec.label
+        for spec in expected
+        if (who[spec.setting]["label"], spec.task, spec.seed) not in present
+    ]
     if not missing:
         return f"all {len(expected)} planned runs are in the table"
     names = ", ".join(missing[:named]) + (", ..." if len(missing) > named else "")
     return f"{len(missing)} of {len(expected)} planned runs are not in the table: {names}"
+
+
+def incomplete(found: Scores) -> str:
+    """Return a sentence about what is in no aggregate: a label without every task, and seeds that
+    are not in every task of their label; empty if all is in them."""
+    whole, parts = complete(found), []
+    for label in dict.fromkeys(label for row in found.values() for label in row):
+        lacking = [task for task, row in found.items() if label not in row]
+        seeds = [row[label].keys() for row in found.values() if label in row]
+        single = sorted(seed for seed in set().union(*seeds) if not all(seed in s for s in seeds))
+        if lacking:
+            parts.append(f"{label} (nothing on {', '.join(lacking)})")
+        elif label not in whole:
+            parts.append(f"{label} (no seed is in all tasks)")
+        elif single:
+            parts.append(f"{label} with seed {', '.join(map(str, single))} (not in all tasks)")
+    return f"left out of the aggregates: {', '.join(parts)}" if parts else ""
 
 
 def at(rows: Sequence[Row], mark: int) -> Scores:
@@ -117,8 +153,9 @@ def per_task(cells: Sequence[Row]) -> Table:
     table = Table("task", *labels, "best against others", box=None)
     for (task,), of_task in grouped(cells, "task").items():
         own = {str(row["label"]): row for row in of_task}
-        shown = {label: cell(row) for label, row in own.items()}
-        shown |= {label: f"[bold]{shown[label]}[/]" for label, row in own.items() if row["best"]}
+        shown = {
+            label: Text(cell(row), "bold" if row["best"] else "") for label, row in own.items()
+        }
         table.add_row(
             str(task), *(shown.get(label, "-") for label in labels), _p_of_best([*own.values()])
         )
@@ -198,7 +235,9 @@ def profiles(found: Scores, **draws: int) -> Table:
     return table
 
 
-def efficiency(rows: Sequence[Row], marks: Sequence[int], tasks: set[str], **draws: int) -> Table:
+def efficiency(
+    rows: Sequence[Row], marks: Sequence[int], tasks: set[str], **draws: int
+) -> dict[str, dict[int, Interval]]:
     """Return the IQM over tasks at every mark, per label that has all the tasks there."""
     curves: dict[str, dict[int, Interval]] = {}
     for mark in marks:
@@ -207,6 +246,10 @@ def efficiency(rows: Sequence[Row], marks: Sequence[int], tasks: set[str], **dra
             for label in complete(found):
                 iqm = statistics.bootstrap(matrix(found, label), statistics.iqm, **draws)
                 curves.setdefault(label, {})[mark] = iqm
+    return curves
+
+
+def _curve_table(curves: Mapping[str, Mapping[int, Interval]]) -> Table:
     table = Table("env steps", *curves, box=None)
     for mark in sorted({mark for curve in curves.values() for mark in curve}):
         cells = [
@@ -241,4 +284,4 @@ def along_curves(cells: Sequence[Row]) -> Table:
 def _interval(found: Interval) -> str:
     if np.isnan(found.low):
         return f"{found.value:.3f}"
-    return f"{found.value:.3f} [{found.low:.3f}, {found.high:.3f}]".replace("[", "\\[")
+    return f"{found.value:.3f} [{found.low:.3f}, {found.high:.3f}]"

@@ -18,7 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kstep.analysis.tables import Row, markdown, write_table
+from kstep.analysis.curves import save
+from kstep.analysis.tables import Row, markdown, plain, write_table, write_text
 from kstep.auxiliary.ksl import DenseTransitionConfig, KSLConfig
 from kstep.auxiliary.ksl_transitions import SharedTransitionConfig
 from kstep.config import Experiment, resolve
@@ -44,32 +45,48 @@ class Comparison:
     layout: Layout = lambda task, label: (task, label)
     variants: bool = False
     """Whether other variants of its methods belong in it as well."""
-    more: Callable[[Sequence[Path], Sequence[Row]], dict[str, list[Row]]] = lambda _, table: {}
-    """Further tables, from the run folders and the table of cells, by name."""
+    more: Callable[[Sequence[Row]], dict[str, list[Row]]] = lambda table: {}
+    """Further tables, from the table of cells, by name."""
+    collapse: bool = False
+    """Whether the runs that collapsed are counted as well."""
 
     def beside(self, row: Row, mark: int) -> PaperCell | None:
         """Return the paper's cell for a row at a mark, if it has one."""
         return paper.beside(row, mark, self.tables)
 
-    def write(self, folders: Sequence[Path], output: Path, at: Sequence[int] = ()) -> list[Path]:
-        """Write every evaluation, the table (as CSV and as Markdown) and the curves."""
-        rows = scores.from_runs(folders, self.identify)
+    def write(
+        self,
+        folders: Sequence[Path],
+        output: Path,
+        at: Sequence[int] = (),
+        left_out: Callable[[str], None] | None = None,
+    ) -> list[Path]:
+        """Write every evaluation, the table (as CSV and as Markdown) and the curves. Runs that
+        cannot be read are refused, or left out where `left_out` is to be told of them."""
+        rows = scores.from_runs(folders, self.identify, left_out)
         rows = [row for row in rows if row.get("source") != row["task"]]
         if not rows:
             raise KstepError("every run has an encoder of its own task: none of them transfers one")
         _refuse_several_ages(rows)
-        table = scores.summary(rows, scores.table_marks(rows, at), self.beside)
-        more = {name: found for name, found in self.more(folders, table).items() if found}
+        marks = scores.table_marks(rows, at)
+        chosen = {mark: scores.near(rows, mark) for mark in marks}
+        table = [row for mark in marks for row in scores.summary(chosen[mark], [mark], self.beside)]
+        more = self.more(table)
+        if self.collapse:
+            more |= {"collapse": collapsed_runs(folders, left_out)}
+        more = {name: found for name, found in more.items() if found}
         tables = {f"{self.name}-runs": rows, self.name: table}
         tables |= {f"{self.name}-{name}": found for name, found in more.items()}
         blocks = [as_markdown(table, self.layout)]
+        for mark, found in chosen.items():
+            remarks = (scores.taken_elsewhere(found), scores.left_out(rows, found, mark))
+            blocks += [f"{mark:,} env_steps: {plain(remark)}.\n" for remark in remarks if remark]
         blocks += [markdown([*own[0]], (row.values() for row in own)) for own in more.values()]
         output.mkdir(parents=True, exist_ok=True)
         written = [write_table(output / f"{name}.csv", found) for name, found in tables.items()]
-        text, picture = output / f"{self.name}.md", output / f"{self.name}.png"
-        text.write_text("\n".join(blocks))
-        curves(rows, self.layout, self.beside).savefig(picture, dpi=120)
-        return [*written, text, picture]
+        written.append(write_text(output / f"{self.name}.md", "\n".join(blocks)))
+        drawn = curves(rows, self.layout, self.beside)
+        return [*written, save(drawn, output / f"{self.name}.png")]
 
 
 def _refuse_several_ages(rows: Sequence[Row]) -> None:
@@ -205,7 +222,7 @@ COMPARISONS = {
             by_method,
             ("main", "tangential"),
             variants=True,
-            more=lambda _, table: {"improvement": scores.improvements(table)},
+            more=lambda table: {"improvement": scores.improvements(table)},
         ),
         Comparison(
             "tangential",
@@ -218,7 +235,7 @@ COMPARISONS = {
             "conv-transition",
             only("ksl", "ksl-conv"),
             ("main",),
-            more=lambda folders, _: {"collapse": collapsed_runs(folders)},
+            collapse=True,
         ),
         Comparison("optimizers", only("ksl", "ksl-one-optimizer"), ("main",)),
         Comparison("generalization", by_source, ("generalization",)),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kstep.analysis.curves import canvas
+from kstep.analysis.curves import canvas, save
 from kstep.analysis.tables import Row, write_both
 from kstep.envs import PLANET, EnvConfig, make, spec_of
 from kstep.report import paper
@@ -26,7 +26,7 @@ def write(output: Path) -> list[Path]:
     for axes, row, frame in zip(shown.subplots(1, len(frames)), rows, frames, strict=True):
         axes.imshow(frame)
         axes.set(xticks=[], yticks=[], title=row["task"])
-    shown.savefig(picture, dpi=120)
+    save(shown, picture)
     return [*write_both(output / "environments", rows), picture]
 
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rich.console import Console
-
 from kstep.run.evaluate import evaluate, evaluation_seeds
 from kstep.run.load import opened
-from kstep.run.progress import say
+from kstep.terminal import say, terminal
 
 
 def show(run: Path, *, episodes: int, seed: int, device: str = "cpu") -> None:
     """Evaluate the run's policy and print its returns; the same seed repeats the same starts."""
     with opened(run, device, lanes=episodes) as (agent, lanes, counts):
         result = evaluate(agent, lanes, evaluation_seeds(seed, -1, episodes))
-    console = Console()
+    console = terminal()
     say(
         console,
         f"{run} at {counts.env_steps:,} env steps, {counts.decisions:,} decisions, "

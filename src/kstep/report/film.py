@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import imageio.v2 as imageio
-
+from kstep.analysis.video import video
 from kstep.run.episode import Episode
 from kstep.run.evaluate import Evaluation, evaluate, evaluation_seeds
 from kstep.run.load import opened
@@ -37,20 +35,13 @@ def film(
         raise KstepError(f"--output must end in .mp4, .mkv, .mov or .gif, not '{output.name}'")
     if output.exists():
         raise KstepError(f"{output} exists already; choose another --output")
-    aside = output.with_name(f"{output.stem}.part{output.suffix}")
     with opened(run, device) as (agent, [env], _):
         output.parent.mkdir(parents=True, exist_ok=True)
         rate = fps or env.decisions_per_second()
-        try:
-            writer: Any
-            with imageio.get_writer(aside, fps=rate, macro_block_size=2, quality=8) as writer:
+        with video(output, fps=rate, quality=8) as film:
 
-                def shoot(episode: Episode) -> None:
-                    writer.append_data(env.film_frame(height, width, camera))
+            def shoot(episode: Episode) -> None:
+                film.add(env.film_frame(height, width, camera))
 
-                seeds = evaluation_seeds(seed, -1, episodes)
-                result = evaluate(agent, [env], seeds, on_step=shoot)
-            aside.rename(output)
-        finally:
-            aside.unlink(missing_ok=True)
-    return result
+            seeds = evaluation_seeds(seed, -1, episodes)
+            return evaluate(agent, [env], seeds, on_step=shoot)

@@ -8,14 +8,15 @@ ours relative to it.
 from __future__ import annotations
 
 import csv
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, Literal
 
+from kstep import reading
 from kstep.analysis.tables import Row
 from kstep.methods import METHODS, VARIANT_OF
 from kstep.names import PRESET_SUMMARIES
@@ -55,7 +56,7 @@ class PaperCell(Summary):
 @cache
 def table(name: str) -> dict[str, Any]:
     """Return one of the paper's tables, as the data file has it."""
-    found: dict[str, Any] = json.loads(_shipped("reference_results.json"))[name]
+    found: dict[str, Any] = reading.json_file(_shipped("reference_results.json"))[name]
     return found
 
 
@@ -106,7 +107,7 @@ def _rows(name: str, mark: int) -> tuple[int, dict[str, dict[str, tuple[float, f
 def curves() -> dict[tuple[str, str], dict[int, Summary]]:
     """Return the paper's main curves: by task and method, points by env_steps."""
     found: dict[tuple[str, str], dict[int, Summary]] = {}
-    for row in csv.DictReader(_shipped("ksl_paper_curves.csv").splitlines()):
+    for row in csv.DictReader(reading.text(_shipped("ksl_paper_curves.csv")).splitlines()):
         # "Ball in Cup, Catch" is ball_in_cup_catch, "SAC-AE" is sac_ae.
         task = row["task"].lower().replace(",", "").replace(" ", "_")
         method = row["method"].lower().replace("-", "_")
@@ -174,5 +175,5 @@ def place(ours: Summary, theirs: Summary, level: float = 0.05) -> Place:
     return "above" if ours.mean > theirs.mean else "below"
 
 
-def _shipped(name: str) -> str:
-    return files("kstep").joinpath("paper_data", name).read_text()
+def _shipped(name: str) -> Path:
+    return Path(str(files("kstep").joinpath("paper_data", name)))

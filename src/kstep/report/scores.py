@@ -5,6 +5,9 @@ In: run folders, or the table of evaluations and the runs it should hold. Out: r
 else distinguishes two runs, `env_steps` and `score`; from these a cell per mark, task and label
 with its tests and the paper's. Seeds are the unit: a run's score is the mean return of its
 evaluation episodes. Evaluations during exploration are drawn in curves and tabulated nowhere.
+
+Others evaluate at other env_steps than we do. Where a method has no evaluation at exactly a mark,
+`near` takes the nearest, `taken_elsewhere` says which, and `left_out` names what has none.
 """
 
 from __future__ import annotations
@@ -16,12 +19,13 @@ from typing import Any, TypeAlias
 import numpy as np
 import polars as pl
 
+from kstep import reading
 from kstep.analysis.tables import Row, grouped
 from kstep.config import Experiment
 from kstep.report import paper
 from kstep.report.paper import PaperCell
 from kstep.report.statistics import summarize
-from kstep.run.folder import Run
+from kstep.run.folder import Evaluated, Run
 from kstep.sweep import store
 from kstep.sweep.plan import RunSpec
 from kstep.types import KstepError
@@ -31,23 +35,32 @@ Identify: TypeAlias = Callable[[Experiment], Row]
 Beside: TypeAlias = Callable[[Row, int], PaperCell | None]
 """The paper's cell for a row and a mark, if it has one."""
 
-OF_ONE_RUN = ("env_steps", "score")
+OF_ONE_RUN = ("env_steps", "score", "taken")
 """What differs between the rows of one run."""
+PART = 10
+"""The nearest evaluation counts for a mark if it is at most a tenth of the mark away."""
+RULE = "the nearest counts, at most a tenth of the mark and half an evaluation interval away"
 
 
-def from_runs(folders: Iterable[Path], identify: Identify) -> list[Row]:
-    """Read every evaluation of every run."""
-    rows: list[Row] = []
-    seen: dict[tuple[object, ...], Path] = {}
-    for folder in folders:
+def from_runs(
+    folders: Iterable[Path], identify: Identify, left_out: Callable[[str], None] | None = None
+) -> list[Row]:
+    """Read every evaluation of every run; one that cannot be read is refused, or left out where
+    `left_out` is to be told of it."""
+
+    def read(folder: Path) -> tuple[Path, Row, list[Evaluated]]:
         run = Run.open(folder)
         try:
             identity = identify(run.experiment)
         except KstepError as error:
             raise KstepError(f"{folder} {error}") from error
-        evaluations = run.evaluations()
-        if not evaluations:
+        if not (evaluations := run.evaluations()):
             raise KstepError(f"{folder} was not evaluated yet")
+        return folder, identity, evaluations
+
+    rows: list[Row] = []
+    seen: dict[tuple[object, ...], Path] = {}
+    for folder, identity, evaluations in reading.each(folders, read, left_out):
         key = tuple(identity.values())
         if key in seen:
             raise KstepError(
@@ -56,10 +69,91 @@ def from_runs(folders: Iterable[Path], identify: Identify) -> list[Row]:
             )
         seen[key] = folder
         rows += [
-            {**identity, "env_steps": found["mark"], "score": float(np.mean(found["returns"]))}
-            for found in evaluations
+            {**identity, "env_steps": found.mark, "score": found.mean} for found in evaluations
         ]
     return rows
+
+
+def near(rows: Sequence[Row], mark: int) -> list[Row]:
+    """Return the rows that count at a mark, one per run, with `env_steps` the mark and `taken` the
+    env_steps of the evaluation.
+
+    Where some run of a label and task has an evaluation at exactly the mark, those count and no
+    others. Where none has, each of its runs counts with its nearest evaluation (the earlier of
+    two), provided that this is at most a tenth of the mark away, and at most half of the median
+    interval between the run's evaluations: so a curve that passes the mark counts, and one that
+    stopped short of it does not.
+    """
+    chosen: list[Row] = []
+    for cell in grouped((row for row in rows if not exploring(row)), "task", "label").values():
+        exact = [row for row in cell if row["env_steps"] == mark]
+        nearest = (_nearest(run, mark) for run in _by_run(cell).values())
+        chosen += [
+            {**row, "env_steps": mark, "taken": row["env_steps"]}
+            for row in exact or filter(None, nearest)
+            if not exploring({**row, "env_steps": mark})
+        ]
+    return chosen
+
+
+def _by_run(rows: Iterable[Row]) -> dict[tuple[object, ...], list[Row]]:
+    runs: dict[tuple[object, ...], list[Row]] = {}
+    for row in rows:
+        key = tuple(value for name, value in row.items() if name not in OF_ONE_RUN)
+        runs.setdefault(key, []).append(row)
+    return runs
+
+
+def _nearest(run: Sequence[Row], mark: int) -> Row | None:
+    """Return a run's evaluation nearest to a mark, if it is near enough to count for it."""
+    found = min(run, key=lambda row: (_away(row, mark), int(row["env_steps"])))
+    gaps = np.diff(sorted({int(row["env_steps"]) for row in run}))
+    near_enough = PART * _away(found, mark) <= mark
+    if gaps.size:
+        near_enough &= bool(2 * _away(found, mark) <= np.median(gaps))
+    return found if near_enough else None
+
+
+def _away(row: Row, mark: int) -> int:
+    return abs(int(row["env_steps"]) - mark)
+
+
+def taken_elsewhere(chosen: Sequence[Row]) -> str:
+    """Return a sentence about evaluations that count for a mark though they are not at it; empty
+    if there are none."""
+    moved = [row for row in chosen if row["taken"] != row["env_steps"]]
+    if not moved:
+        return ""
+    parts = [
+        f"{label} on {task} at {_places(own)}"
+        for (label, task), own in grouped(moved, "label", "task").items()
+    ]
+    return f"no evaluation at exactly this mark; {RULE}: {', '.join(parts)}"
+
+
+def _places(rows: Iterable[Row]) -> str:
+    places = sorted({int(row["taken"]) for row in rows})
+    return f"{places[0]:,}" + (f" to {places[-1]:,}" if len(places) > 1 else "")
+
+
+def left_out(rows: Sequence[Row], chosen: Sequence[Row], mark: int) -> str:
+    """Return a sentence about the runs that do not count at a mark, and why; empty if all do. Those
+    that are still exploring at the mark are not missed."""
+    counted, parts = set(_by_run(chosen)), []
+    for (label, task), cell in grouped(rows, "label", "task").items():
+        runs = {
+            key: own
+            for key, own in _by_run(cell).items()
+            if key not in counted and not exploring({**own[0], "env_steps": mark})
+        }
+        if runs:
+            seeds = sorted({int(own[0]["seed"]) for own in runs.values()})
+            some = len(runs) < len(_by_run(cell))
+            which = f" with seed {', '.join(map(str, seeds))}" if some else ""
+            nearest = [min(own, key=lambda row: _away(row, mark)) for own in runs.values()]
+            at = _places({**row, "taken": row["env_steps"]} for row in nearest)
+            parts.append(f"{label} on {task}{which} (nearest evaluation at {at})")
+    return f"left out at this mark: {', '.join(parts)}" if parts else ""
 
 
 def identities(specs: Iterable[RunSpec], identify: Identify) -> dict[str, Row]:
@@ -95,6 +189,24 @@ def from_table(frame: pl.DataFrame, who: Mapping[str, Row], tasks: Sequence[str]
     return sorted(rows, key=lambda row: order.get((row["task"], row["label"]), len(order)))
 
 
+def strangers(frame: pl.DataFrame, who: Mapping[str, Row], tasks: Sequence[str] = ()) -> str:
+    """Return a sentence about the runs in the table that belong to none of these settings, or to
+    other tasks; empty if there are none."""
+    ours = pl.col("source") == store.OURS
+    known = ~ours | pl.col("setting").is_in([*who])
+    if tasks:
+        known &= pl.col("task").is_in([*tasks])
+    what = ["source", "method", "variant", "preset", "task"]
+    others = frame.filter(~known).group_by(what).agg(pl.col("digest").n_unique()).sort(what)
+    if others.is_empty():
+        return ""
+    parts = []
+    for source, method, variant, preset, task, runs in others.iter_rows():
+        origin = "" if source == store.OURS else f" ({source})"
+        parts.append(f"{runs} of {method} {variant} {preset} on {task}{origin}")
+    return f"left out, not runs of this experiment: {', '.join(parts)}"
+
+
 def _imported(found: Mapping[str, Any]) -> Row:
     name = found["method"]
     if found["variant"] not in ("controlled", "published"):
@@ -111,18 +223,15 @@ def exploring(row: Row) -> bool:
 def table_marks(rows: Sequence[Row], at: Sequence[int]) -> list[int]:
     """Return the marks to tabulate: the requested ones, else the paper's that were reached, else
     the last that all runs have."""
-    runs: dict[tuple[object, ...], set[int]] = {}
-    for row in rows:
-        if not exploring(row):
-            key = tuple(value for name, value in row.items() if name not in OF_ONE_RUN)
-            runs.setdefault(key, set()).add(int(row["env_steps"]))
-    reached = set.union(*runs.values()) if runs else set()
-    missing = [mark for mark in at if mark not in reached]
+    by_run = _by_run(row for row in rows if not exploring(row)).values()
+    runs = [{int(row["env_steps"]) for row in run} for run in by_run]
+    missing = [mark for mark in at if not near(rows, mark)]
     if missing:
+        reached = set.union(*runs) if runs else set()
         marks = ", ".join(f"{mark:,}" for mark in sorted(reached))
         raise KstepError(f"no run was evaluated at {missing[0]:,} env steps, but at {marks}")
-    chosen = list(at) or [mark for mark in paper.MARKS if mark in reached]
-    shared = set.intersection(*runs.values()) if runs else set()
+    chosen = list(at) or [mark for mark in paper.MARKS if near(rows, mark)]
+    shared = set.intersection(*runs) if runs else set()
     if not chosen and not shared:
         raise KstepError("the runs have no evaluation at a common mark; name one with --at")
     return chosen or [max(shared)]
@@ -132,8 +241,9 @@ def summary(rows: Sequence[Row], marks: Sequence[int], beside: Beside) -> list[R
     """Return a row per mark, task and label: mean, standard deviation and number of runs, the tests
     of the paper, and the paper's cell.
 
-    `best` is 1 for the highest mean of a method that sees images, with `stars` against its closest
-    rival; `p` and `p_holm` are Welch's test of the best against this one.
+    `evaluated_at` is where the evaluations were that count for the mark (`near`); `best` is 1 for
+    the highest mean of a method that sees images, with `stars` against its closest rival; `p` and
+    `p_holm` are Welch's test of the best against this one.
     """
     table: list[Row] = []
     counted = grouped((row for row in rows if not exploring(row)), "env_steps", "task")
@@ -156,6 +266,7 @@ def summary(rows: Sequence[Row], marks: Sequence[int], beside: Beside) -> list[R
                         "label": label,
                         "method": first["method"],
                         "env_steps": mark,
+                        "evaluated_at": _places({"taken": mark, **row} for row in here[label,]),
                         "mean": ours.mean,
                         "std": ours.sd,
                         "runs": ours.n,

@@ -17,7 +17,7 @@ from kstep.config import Experiment, resolve
 from kstep.optimizers import Group
 from kstep.ownership import owners
 from kstep.rng import Streams
-from kstep.run.progress import say, terminal
+from kstep.terminal import say, terminal
 from kstep.values import difference, encode, flat
 
 

@@ -7,11 +7,12 @@ complete runs, evaluations and the start of the process included, per decision (
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from kstep import reading
 from kstep.analysis.tables import Row, deviation, write_both, write_table
 from kstep.report import paper
 from kstep.run.folder import Run, RunFolder
@@ -21,9 +22,12 @@ from kstep.types import KstepError
 NORMAL = "sac_pixel"
 
 
-def write(folders: Sequence[Path], output: Path) -> list[Path]:
-    """Write every run's time and the table, as CSV and as Markdown."""
-    runs = [_timed(folder) for folder in folders]
+def write(
+    folders: Sequence[Path], output: Path, left_out: Callable[[str], None] | None = None
+) -> list[Path]:
+    """Write every run's time and the table, as CSV and as Markdown; runs that cannot be read are
+    refused, or left out where `left_out` is to be told of them."""
+    runs = list(reading.each(folders, _timed, left_out))
     output.mkdir(parents=True, exist_ok=True)
     each = write_table(output / "wall-clock-runs.csv", runs)
     return [each, *write_both(output / "wall-clock", normalized(runs))]
@@ -32,21 +36,22 @@ def write(folders: Sequence[Path], output: Path) -> list[Path]:
 def _timed(folder: Path) -> Row:
     """Return the time that all attempts at a run took, and their decisions."""
     experiment = Run.open(folder).experiment
-    rows = [row for row in RunFolder(folder).attempts() if row["outcome"] in ("done", "stopped")]
-    decisions = sum(int(row["decisions"]) for row in rows)
+    attempts = RunFolder(folder).attempts(strict=True)
+    rows = [row for row in attempts if row.outcome in ("done", "stopped")]
+    decisions = sum(row.decisions for row in rows)
     if decisions < 1:
         raise KstepError(
             f"{folder} has no record of its time: train it with kstep sweep wall-clock, in a "
             "--runs folder of its own"
         )
-    how = {f"{row['threads']} threads of {row['device']} on {row['node']}" for row in rows}
+    how = {f"{row.threads} threads of {row.device} on {row.node}" for row in rows}
     return {
         "label": label_of(experiment),
         "task": experiment.env.task,
         "seed": experiment.seed,
         "how": " and ".join(sorted(how)),
         "decisions": decisions,
-        "seconds": sum(float(row["seconds"]) for row in rows),
+        "seconds": sum(row.seconds for row in rows),
     }
 
 

@@ -12,45 +12,79 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
-import safetensors
+import annotated_types as at
 import safetensors.numpy
 import safetensors.torch
 
+from kstep import reading
 from kstep.agent import Agent
 from kstep.data.replay import Replay
-from kstep.files import fingerprint, part_of, sha256
+from kstep.data.ring import Counters
+from kstep.files import fingerprint, part_of
+from kstep.rng import StreamPositions
 from kstep.run import legacy
-from kstep.run.episode import Episode
-from kstep.run.folder import LOGS, Run, checkpoint_age
+from kstep.run.episode import Episode, EpisodeSoFar
+from kstep.run.folder import LogName, Run, checkpoint_age
 from kstep.run.log import Written, before
 from kstep.run.provenance import Allowed, Provenance
 from kstep.types import Array, Counts, KstepError
+from kstep.values import decode, encode
 
 FORMAT = 3
 READABLE = (1, 2, FORMAT)
 """Earlier formats can be evaluated, not resumed; their experiments are of another format too."""
 KEEP = 2
-
-SEGMENT = re.compile(r"frames-[0-9]{12,}-[0-9]{12,}\.safetensors")
-UNREADABLE = (KstepError, OSError, ValueError, KeyError, TypeError, AttributeError)
-"""What reading a damaged checkpoint may raise."""
+SEGMENT = re.compile(r"frames-([0-9]{12,18})-([0-9]{12,18})\.safetensors")
+"""The name of a file of frames: the first, and one past the last."""
 
 
 class Refused(KstepError):
     """An intact checkpoint that cannot be resumed here."""
 
 
-Positions: TypeAlias = Mapping[str, Written]
+Positions: TypeAlias = Mapping[LogName, Written]
 """What of each log belongs to a checkpoint; what is beyond is written again."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What a checkpoint of any format says of its weights."""
+
+    format: int
+    digest: str
+    """Of the experiment."""
+    counts: Counts
+    phase: Annotated[int, at.Ge(0), at.Le(1)]
+    weights: str
+    """Checksum of agent.safetensors."""
+
+
+@dataclass(frozen=True)
+class SavedReplay:
+    """Which frames belong to a checkpoint."""
+
+    counters: Counters
+    segments: Mapping[str, str]
+    """Checksums by the name of the file, below the folder of the replay."""
+
+
+@dataclass(frozen=True)
+class State(Weights):
+    """A checkpoint's state.json: everything but weights and frames."""
+
+    provenance: Provenance
+    streams: StreamPositions
+    episode: EpisodeSoFar
+    replay: SavedReplay
+    positions: Positions
 
 
 @dataclass
@@ -76,18 +110,20 @@ def save(run: Run, session: Session, positions: Positions) -> Path:
         tensors = {key: tensor.contiguous() for key, tensor in session.agent.state().items()}
         weights = safetensors.torch.save(tensors)
         run.tree.write(aside / "agent.safetensors", weights)
-        state = {
-            "format": FORMAT,
-            "digest": run.digest,
-            "provenance": asdict(session.provenance),
-            "counts": asdict(session.counts),
-            "streams": session.agent.streams.state(),
-            "phase": session.agent.phase,
-            "episode": session.episode.state(),
-            "replay": {"counters": session.replay.counters(), "segments": segments},
-            "positions": {name: asdict(written) for name, written in positions.items()},
-            "weights": hashlib.sha256(weights).hexdigest(),
-        }
+        state = encode(
+            State(
+                format=FORMAT,
+                digest=run.digest,
+                provenance=session.provenance,
+                counts=session.counts,
+                streams=session.agent.streams.state(),
+                phase=session.agent.phase,
+                episode=session.episode.state(),
+                replay=SavedReplay(session.replay.counters(), segments),
+                positions=positions,
+                weights=hashlib.sha256(weights).hexdigest(),
+            )
+        )
         run.tree.write_json(aside / "state.json", {**state, "checksum": fingerprint(state)})
         run.tree.rename(aside, final.name)
     except BaseException:
@@ -106,28 +142,30 @@ def load_weights(run: Run, agent: Agent) -> Counts:
     """Load the newest intact checkpoint's weights, for acting only; frames are not read."""
     folder, state = newest(run)
     _load_agent(agent, folder, state)
-    return Counts(**state["counts"])
+    return state.counts
 
 
 def load(run: Run, session: Session, allowed: Allowed) -> tuple[Positions, list[str]]:
     """Continue `session` from the newest intact checkpoint; also return what to report."""
 
-    def restore(state: dict[str, Any]) -> None:
-        session.replay.restore(_segments(run, state), state["replay"]["counters"])
+    def restore(state: State) -> None:
+        session.replay.restore(_segments(run, state), state.replay.counters)
 
-    folder, state = newest(run, restore)
-    notes = session.provenance.refuse_other(Provenance(**state["provenance"]), allowed)
+    folder, state = resumable(run, restore)
+    notes = session.provenance.refuse_other(state.provenance, allowed)
     notes = _set_damaged_aside(run, folder) + notes
     _remove_incomplete(run)
     _load_agent(session.agent, folder, state)
-    session.agent.streams.load_state(state["streams"])
+    with reading.naming(folder / "state.json"):
+        session.agent.streams.load_state(state.streams)
+        actions = state.episode.decoded(session.episode.width)
     # Other versions may well lead to another frame; that was accepted with them.
     session.episode.repeat(
-        state["episode"], session.replay.newest_stack(), strictly=not allowed.any
+        state.episode.seed, actions, session.replay.newest_stack(), strictly=not allowed.any
     )
-    for name, value in state["counts"].items():
+    for name, value in vars(state.counts).items():
         setattr(session.counts, name, value)
-    return _positions(state), notes
+    return state.positions, notes
 
 
 def check(run: Run, here: Provenance, allowed: Allowed) -> None:
@@ -138,8 +176,8 @@ def check(run: Run, here: Provenance, allowed: Allowed) -> None:
             "and analyzed, but not resumed. Choose another --folder"
         )
     if exists(run):
-        state = newest(run)[1]
-        here.refuse_other(Provenance(**state["provenance"]), allowed)
+        state = resumable(run)[1]
+        here.refuse_other(state.provenance, allowed)
         _check_logs(run, state)
 
 
@@ -177,29 +215,27 @@ def reached(run: Run) -> int:
 
     Raises if a log was changed since it was written: a run that is done must not vouch for it.
     """
-    state = newest(run)[1]
-    if not run.is_legacy:
-        _check_logs(run, state)
-    env_steps: int = state["counts"]["env_steps"]
-    return env_steps
+    if run.is_legacy:
+        return newest(run)[1].counts.env_steps
+    state = resumable(run)[1]
+    _check_logs(run, state)
+    return state.counts.env_steps
 
 
 def describe(run: Run) -> str:
     """Return in one sentence what of a run is on disk."""
     for folder in reversed(run.checkpoint_folders()):
         try:
-            env_steps = f"{_read_state(folder)['counts']['env_steps']:,}"
-        except UNREADABLE:
+            env_steps = f"{_read_state(folder).counts.env_steps:,}"
+        except KstepError:
             continue
         return f"The run folder is intact; its newest checkpoint is at {env_steps} env steps"
     return "The run folder is intact, but has no checkpoint yet"
 
 
-def newest(
-    run: Run, use: Callable[[dict[str, Any]], None] = lambda state: None
-) -> tuple[Path, dict[str, Any]]:
-    """Return the newest checkpoint that is what was written and whose frames `use` can use, and its
-    state, or explain why there is none.
+def newest(run: Run, use: Callable[[Weights], None] = lambda state: None) -> tuple[Path, Weights]:
+    """Return the newest checkpoint that is what was written and whose frames `use` can use, and
+    what it says of itself, or explain why there is none.
 
     Reading gigabytes twice, to check and to use them, would be most of a restart.
     """
@@ -211,10 +247,23 @@ def newest(
             return folder, state
         except Refused as error:
             raise Refused(f"{folder} {error}") from error
-        except UNREADABLE as error:
+        except KstepError as error:
             problems.append(f"  {folder.name}: {error}")
     detail = "\n" + "\n".join(problems) if problems else ": none was written yet"
     raise KstepError(f"{run.folder} has no usable checkpoint{detail}")
+
+
+def resumable(run: Run, use: Callable[[State], None] = lambda state: None) -> tuple[Path, State]:
+    """Return the newest intact checkpoint of today's format."""
+
+    def check(state: Weights) -> None:
+        if isinstance(state, State):
+            use(state)
+
+    folder, state = newest(run, check)
+    if not isinstance(state, State):
+        raise Refused(f"{folder} is written in format {state.format}, which cannot be resumed")
+    return folder, state
 
 
 def _set_damaged_aside(run: Run, chosen: Path) -> list[str]:
@@ -228,61 +277,56 @@ def _set_damaged_aside(run: Run, chosen: Path) -> list[str]:
     return notes
 
 
-def _check(run: Run, folder: Path) -> dict[str, Any]:
+def _check(run: Run, folder: Path) -> Weights:
     state = _read_state(folder)
-    if state["digest"] != run.written_digest:
+    if state.digest != run.written_digest:
         raise Refused("belongs to another experiment")
-    if sha256(folder / "agent.safetensors") != state["weights"]:
+    if state.phase and run.experiment.method.exploration is None:
+        raise Refused(f"is in a second phase, which '{run.experiment.method.name}' does not have")
+    if reading.sha256(folder / "agent.safetensors") != state.weights:
         raise KstepError("agent.safetensors is damaged")
     return state
 
 
-def _segments(run: Run, state: dict[str, Any]) -> Iterator[dict[str, Array]]:
+def _segments(run: Run, state: State) -> Iterator[dict[str, Array]]:
     """Read the frames of a checkpoint, each file checked before it is looked at."""
-    for name, expected in _segment_sums(state).items():
+    for name, expected in state.replay.segments.items():
         path = run.replay / name
-        data = path.read_bytes() if path.is_file() else b""
+        try:
+            data = reading.contents(path, reading.LARGEST_TENSORS)
+        except reading.Missing:
+            data = b""
         if hashlib.sha256(data).hexdigest() != expected:
             raise KstepError(f"replay/{name} is missing or damaged")
-        try:
-            yield safetensors.numpy.load(data)
-        except safetensors.SafetensorError as error:
-            raise KstepError(f"{path} cannot be read: {error}") from error
+        yield reading.arrays(data, path)
 
 
-def _read_state(folder: Path) -> dict[str, Any]:
+def _read_state(folder: Path) -> Weights:
     """Return what a checkpoint says of itself, once it is known to be what was written."""
-    state: dict[str, Any] = json.loads((folder / "state.json").read_text())
-    checksum = state.pop("checksum", None)
+    path = folder / "state.json"
+    data: dict[str, Any] = reading.json_file(path)
+    checksum, written = data.pop("checksum", None), data.get("format")
     # The first format had no checksum of its own.
-    if checksum != fingerprint(state) and not (checksum is None and state["format"] == 1):
+    if checksum != fingerprint(data) and not (checksum is None and written == 1):
         raise KstepError("state.json is damaged")
-    if state["format"] not in READABLE:
+    if written not in READABLE:
         raise Refused(
-            f"is written in format {state['format']}, this version of kstep reads {FORMAT}"
+            f"is written in format {str(written)[:20]}, this version of kstep reads {FORMAT}"
         )
-    return state
+    with reading.naming(path):
+        if written == FORMAT:
+            state: State = decode(State, data)
+            for name in state.replay.segments:
+                _range(name)
+            return state
+        of_weights = {name: data[name] for name in data if name in Weights.__dataclass_fields__}
+        weights: Weights = decode(Weights, of_weights)
+        return weights
 
 
-def _segment_sums(state: dict[str, Any]) -> dict[str, str]:
-    """Return the checksums of the segments that a checkpoint needs, by names that are safe to use:
-    one with a separator in it would lead out of the folder."""
-    sums: dict[str, str] = state["replay"]["segments"]
-    for name in sums:
-        if SEGMENT.fullmatch(name) is None:
-            raise KstepError(f"state.json names {name!r}, which is no segment of the replay")
-    return sums
-
-
-def _check_logs(run: Run, state: dict[str, Any]) -> None:
-    for name, written in _positions(state).items():
+def _check_logs(run: Run, state: State) -> None:
+    for name, written in state.positions.items():
         before(run.log(name), written)
-
-
-def _positions(state: dict[str, Any]) -> Positions:
-    if unknown := set(state["positions"]) - set(LOGS):
-        raise KstepError(f"state.json names {sorted(unknown)}, which are no logs")
-    return {name: Written(**value) for name, value in state["positions"].items()}
 
 
 def _next_folder(run: Run, decisions: int) -> Path:
@@ -300,23 +344,23 @@ def _free_name(path: Path) -> Path:
     return next(name for name in names if not name.exists())
 
 
-def _load_agent(agent: Agent, folder: Path, state: dict[str, Any]) -> None:
+def _load_agent(agent: Agent, folder: Path, state: Weights) -> None:
     path = folder / "agent.safetensors"
+    tensors = reading.weights(reading.contents(path, reading.LARGEST_TENSORS), path)
+    if state.format < FORMAT:
+        tensors = legacy.weights(tensors)
     try:
-        tensors = safetensors.torch.load_file(path)
-        if state["format"] < FORMAT:
-            tensors = legacy.weights(tensors)
-        agent.load_state(tensors, updates=state["counts"]["updates"], phase=state["phase"])
-    except (safetensors.SafetensorError, RuntimeError) as error:  # no such file, or no such agent
-        raise KstepError(f"{path} cannot be read: {error}") from error
+        agent.load_state(tensors, updates=state.counts.updates, phase=state.phase)
+    except (RuntimeError, KstepError) as error:  # of another agent
+        raise KstepError(f"{path} does not fit: {' '.join(str(error).split())[:300]}") from error
 
 
 def _new_segment(run: Run, replay: Replay) -> tuple[dict[str, str], Path]:
     """Return the segments that hold frames still needed, with their checksums, and where to write
     the frames that none of them holds."""
-    known: dict[str, str] = {}
-    with suppress(IndexError, *UNREADABLE):  # otherwise all frames are written once more
-        known = _segment_sums(_read_state(run.checkpoint_folders()[-1]))
+    known: Mapping[str, str] = {}
+    with suppress(IndexError, KstepError):  # otherwise all frames are written once more
+        known = _segment_names(run.checkpoint_folders()[-1])
     written = max((_range(name)[1] for name in known), default=0)
     # The newest frame of the last segment had no action yet, so it is written once more.
     start = max(written - 1, replay.oldest_frame, 0)
@@ -331,9 +375,19 @@ def _write_frames(run: Run, replay: Replay, segment: Path) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def _segment_names(folder: Path) -> Mapping[str, str]:
+    """Return the checksums of the frames that a checkpoint needs, by the name of their file."""
+    state = _read_state(folder)
+    return state.replay.segments if isinstance(state, State) else {}
+
+
 def _range(segment: str) -> tuple[int, int]:
-    start, stop = segment.removeprefix("frames-").removesuffix(".safetensors").split("-")
-    return int(start), int(stop)
+    """Return the frames in a file (first, one past the last), refusing any other name: it becomes
+    part of a path."""
+    found = SEGMENT.fullmatch(segment)
+    if found is None:
+        raise KstepError(f"{segment[:100]!r} is not the name of a file of frames")
+    return int(found[1]), int(found[2])
 
 
 def _remove_incomplete(run: Run) -> None:
@@ -357,8 +411,8 @@ def _unneeded_segments(run: Run) -> list[Path]:
     needed: set[str] = set()
     try:
         for path in run.checkpoint_folders()[-KEEP:]:
-            needed |= set(_segment_sums(_read_state(path)))
-    except UNREADABLE:
+            needed |= set(_segment_names(path))
+    except KstepError:
         return []
     found = run.replay.glob("frames-*.safetensors")
     return [path for path in found if SEGMENT.fullmatch(path.name) and path.name not in needed]

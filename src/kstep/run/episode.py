@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from kstep.envs import ControlEnv
 from kstep.types import Array, KstepError
+from kstep.values import Count
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,31 @@ class Step:
     @property
     def done(self) -> bool:
         return self.terminated or self.truncated
+
+
+@dataclass(frozen=True)
+class EpisodeSoFar:
+    """What an episode under way can be replayed from."""
+
+    seed: Count
+    length: Count
+    """Decisions taken."""
+    actions: str
+    """Exact: float32 as hexadecimal."""
+
+    def decoded(self, width: int) -> Array:
+        """Return the actions (length, width), refusing what no episode of an environment with so
+        many dimensions can have."""
+        try:
+            numbers = np.frombuffer(bytes.fromhex(self.actions), dtype=np.float32)
+            actions = numbers.reshape(self.length, width)
+        except ValueError as error:
+            raise KstepError(
+                f"the open episode does not have {self.length:,} actions of {width} numbers"
+            ) from error
+        if not (np.abs(actions) <= 1.0).all():  # so that NaN fails too
+            raise KstepError("an action of the open episode is not within [-1, 1]")
+        return actions
 
 
 class Episode:
@@ -68,23 +93,25 @@ class Episode:
         self.begin(action)
         return self.finish()
 
-    def state(self) -> dict[str, Any]:
-        """Return the seed and the actions so far, exact (float32 as hexadecimal)."""
+    def state(self) -> EpisodeSoFar:
+        """Return the seed and the actions so far."""
         actions = np.asarray(self.actions, dtype=np.float32)
-        return {"seed": self.seed, "length": len(self.actions), "actions": actions.tobytes().hex()}
+        return EpisodeSoFar(self.seed, len(self.actions), actions.tobytes().hex())
 
-    def repeat(self, state: dict[str, Any], frames: Array, *, strictly: bool = True) -> None:
-        """Replay the episode up to `state` and check that it leads to the same place.
+    @property
+    def width(self) -> int:
+        """Numbers per action."""
+        return int(np.prod(self.env.action_space.shape or ()))
+
+    def repeat(self, seed: int, actions: Array, frames: Array, *, strictly: bool = True) -> None:
+        """Replay an episode and check that it leads to the same place.
 
         `frames` are the last stacked frames as the replay remembers them, oldest first.
         Not `strictly`: whatever place it leads to.
         """
-        actions = np.frombuffer(bytes.fromhex(state["actions"]), dtype=np.float32)
-        width = int(np.prod(self.env.action_space.shape or ()))
-        actions = actions.reshape(state["length"], width)
         self.env.set_rendering(False)
         try:
-            self.start(state["seed"])
+            self.start(seed)
             for action in actions:
                 self.step(action.copy())
         finally:

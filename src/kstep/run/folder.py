@@ -24,20 +24,68 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, get_args
+from typing import Annotated, Any, BinaryIO, Literal, TypeAlias, get_args
 
+import annotated_types as at
+import numpy as np
+
+from kstep import reading
 from kstep.config import Experiment, digest
 from kstep.errors import Busy, KstepError
-from kstep.files import Tree, json_lines, last_json_line, part_of, read_json, refuse_special
+from kstep.files import Tree, part_of, refuse_special
 from kstep.native import Backend
+from kstep.reading import json_lines, last_json_line
 from kstep.run import legacy
-from kstep.values import decode, difference, encode
+from kstep.values import Count, decode, difference, encode
 
 FORMAT = 2
 """Of config.json. The first, which did not say so, is read by legacy.py."""
 
-LOGS = ("metrics", "evaluations")
+LogName: TypeAlias = Literal["metrics", "evaluations"]
+LOGS: tuple[LogName, ...] = get_args(LogName)
+
+LARGEST_RETURN = 1e50
+"""Rewards fit single precision, so no return is larger; squares of these still fit double
+precision, in which statistics are computed."""
+Return = Annotated[float, at.Ge(-LARGEST_RETURN), at.Le(LARGEST_RETURN)]
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """A line of evaluations.jsonl."""
+
+    mark: Count
+    """The env_steps it was due at."""
+    env_steps: Count
+    decisions: Count
+    updates: Count
+    episodes: Count
+    returns: Annotated[tuple[Return, ...], at.MinLen(1)]
+    """One per evaluation episode."""
+    lengths: tuple[Count, ...]
+    """Decisions per episode."""
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(self.returns))
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A line of an attempts.jsonl: what a sweep recorded of one attempt at a run."""
+
+    started: str
+    seconds: Annotated[float, at.Ge(0.0)]
+    threads: Count
+    device: str
+    node: str
+    decisions: Count
+    outcome: Literal["done", "failed", "stopped", "busy"]
+    code: int
+    error: str
+    """The end of its output, traceback included, if it failed."""
 
 
 class RunFolder:
@@ -123,9 +171,13 @@ class RunFolder:
     def log(self, name: str) -> Path:
         return self.folder / f"{name}.jsonl"
 
-    def evaluations(self) -> list[dict[str, Any]]:
+    def evaluations(self) -> list[Evaluated]:
         """Return every evaluation so far, oldest first."""
-        return list(json_lines(self.evaluations_file, strict=True))
+        return list(json_lines(self.evaluations_file, Evaluated))
+
+    def logged(self) -> Iterator[dict[str, float]]:
+        """Yield every logged update so far, by the names of its values."""
+        return json_lines(self.metrics_file, dict[str, float])
 
     def checkpoint_folders(self) -> list[Path]:
         """Return every complete checkpoint, oldest first."""
@@ -144,56 +196,59 @@ class RunFolder:
     def saved_encoders(self) -> list[Path]:
         """Return the encoders saved during training, oldest first."""
         found = self.encoders.glob("[0-9]*.safetensors")
-        return sorted((path for path in found if path.stem.isdecimal()), key=_mark)
+        return sorted((path for path in found if re.fullmatch("[0-9]+", path.stem)), key=_mark)
 
     def reached(self) -> int:
         """Return the env_steps of the newest evaluation or logged update, whichever is further."""
-        rows = (last_json_line(path) for path in (self.evaluations_file, self.metrics_file))
-        return max((_whole(row, "env_steps") for row in rows if row), default=0)
+        evaluated = last_json_line(self.evaluations_file, Evaluated)
+        logged = last_json_line(self.metrics_file, dict[str, float]) or {}
+        return max(evaluated.env_steps if evaluated else 0, int(logged.get("env_steps", 0.0)))
 
     def is_done(self, env_steps: int) -> bool:
         """Whether the run is at this budget: it ends with an evaluation and a checkpoint of the
         same moment."""
-        row = last_json_line(self.evaluations_file) or {}
-        at_budget = _whole(row, "env_steps") >= env_steps
-        return at_budget and self.checkpointed() == _whole(row, "decisions")
+        last = last_json_line(self.evaluations_file, Evaluated)
+        if last is None or last.env_steps < env_steps:
+            return False
+        return self.checkpointed() == last.decisions
 
     def identity(self) -> str | None:
         """Return the digest of the experiment in the folder: None without one, empty if unknown."""
-        data = read_json(self.config_file)
-        if data is None:
-            return None
-        if data.get("format") == FORMAT:
-            return str(data.get("digest"))
         try:
+            data = reading.json_file(self.config_file)
+            if data.get("format") == FORMAT:
+                return str(data.get("digest"))
             return digest(_experiment(data))
-        except (KstepError, ValueError, KeyError, TypeError, AttributeError):
+        except reading.Missing:
+            return None
+        except KstepError:
             return ""
 
     def open_log(self) -> BinaryIO:
         """Open the file that a sweep collects a run's output in, to append to it."""
         return self._beside.open(self.log_file)
 
-    def record_attempt(self, row: dict[str, Any]) -> None:
+    def record_attempt(self, attempt: Attempt) -> None:
         """Add a line to what a sweep records of its attempts."""
-        line = (json.dumps(row) + "\n").encode()
+        line = (json.dumps(encode(attempt)) + "\n").encode()
         with self._beside.open(self.attempts_file) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
             if file.read() not in (b"", b"\n"):  # whoever wrote the last line was killed
                 line = b"\n" + line
             file.write(line)
 
-    def attempts(self) -> list[dict[str, Any]]:
-        """Return what a sweep recorded of every attempt: when, how long, how it ended."""
-        return list(json_lines(self.attempts_file))
+    def attempts(self, *, strict: bool = False) -> list[Attempt]:
+        """Return what a sweep recorded of every attempt: when, how long, how it ended. What is not
+        such a record is left out, or refused if `strict`."""
+        return list(json_lines(self.attempts_file, Attempt, strict=strict))
 
     def last_problem(self) -> str:
         """Return the last line of the newest attempt's error; empty if it was stopped or ended."""
-        row = last_json_line(self.attempts_file) or {}
-        if row.get("outcome") != "failed":
+        last = last_json_line(self.attempts_file, Attempt)
+        if last is None or last.outcome != "failed":
             return ""
-        lines = [line for line in str(row.get("error", "")).splitlines() if line.strip()]
-        return lines[-1].strip() if lines else f"exit code {row.get('code')}"
+        lines = [line for line in last.error.splitlines() if line.strip()]
+        return lines[-1].strip() if lines else f"exit code {last.code}"
 
 
 class Run(RunFolder):
@@ -255,21 +310,20 @@ class Run(RunFolder):
     def open(cls, folder: Path) -> Run:
         """Open a run that exists."""
         path = folder / "config.json"
-        if not path.is_file():
-            raise KstepError(f"{folder} is not a run: it has no config.json")
         try:
-            data = json.loads(path.read_text())
+            data = reading.json_file(path)
+        except reading.Missing as error:
+            raise KstepError(f"{folder} is not a run: it has no config.json") from error
+        with reading.naming(path):
             # Runs from before there was a choice were computed by PyTorch.
-            backend = data.get("encoder_backend", "torch")
-            if backend not in (None, *get_args(Backend)):
-                raise TypeError(f"there is no encoder_backend {backend!r}")
-            run = cls(folder, _experiment(data), backend, data.get("digest"))
+            backend = decode(
+                Backend | None, data.get("encoder_backend", "torch"), "encoder_backend"
+            )
+            written = decode(str | None, data.get("digest"), "digest")
+            run = cls(folder, _experiment(data), backend, written)
             expected = run.digest
             if data.get("format") is None:
                 expected = legacy.digest(data["experiment"])
-        except (KstepError, ValueError, KeyError, TypeError, AttributeError) as error:
-            # Settings that this version does not know are another reason for all of these.
-            raise KstepError(f"{path} cannot be read: {error}") from error
         if run.written_digest != expected:
             raise KstepError(
                 f"{path} was changed by hand or written by another version of kstep: its digest "
@@ -287,12 +341,15 @@ def checkpoint_age(name: str) -> tuple[int, ...]:
 
 
 def _experiment(data: dict[str, Any]) -> Experiment:
-    settings = data["experiment"]
-    if data.get("format") is None:
+    """Return the settings in a config.json, refusing what could not have been resolved."""
+    written = data.get("format")
+    if written not in (None, FORMAT):
+        raise KstepError(f"it has format {str(written)[:20]}, this version of kstep reads {FORMAT}")
+    settings: Any = data.get("experiment")
+    if written is None:
         settings = legacy.experiment(settings)
-    elif data["format"] != FORMAT:
-        raise KstepError(f"it has format {data['format']}, this version of kstep reads {FORMAT}")
-    experiment: Experiment = decode(Experiment, settings)
+    experiment: Experiment = decode(Experiment, settings, "experiment")
+    experiment.validate()
     return experiment
 
 
@@ -332,8 +389,3 @@ def _leads_to(path: Path, file: BinaryIO) -> bool:
 
 def _mark(path: Path) -> int:
     return int(path.stem)
-
-
-def _whole(row: dict[str, Any], name: str) -> int:
-    value = row.get(name, -1)
-    return value if isinstance(value, int) else -1

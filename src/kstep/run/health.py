@@ -27,6 +27,8 @@ RUNAWAY, LOST = 3.0, 1e4
 FLAT_SPREAD, FLAT_RANK, ALIKE = 0.01, 2.0, 0.9995
 """When latents count as collapsed; see `spread_of`. On cartpole_swingup a new encoder has a spread
 of 0.07, a rank of 36 of 50 and a cosine of 0.98; a trained one 0.5, 37 and 0.3."""
+SPREADS = frozenset({"latent/spread", "latent/rank", "latent/cosine"})
+"""What is logged of latents."""
 NARROW = 4.0
 """Nats per action dimension below the target entropy."""
 PATIENCE = 10

@@ -7,7 +7,8 @@ streams and moments belong to the version that wrote them.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
@@ -23,6 +24,17 @@ TURNS = {
 PADS = {"shift": 4, "crop": 8}
 
 
+@contextmanager
+def _of_format_1() -> Iterator[None]:
+    """Refuse settings that lack something or have something else in its place."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        what = f"{type(error).__name__}: {error}"[:100]
+        raise KstepError(f"it does not have the settings of the first format ({what})") from error
+
+
+@_of_format_1()
 def digest(experiment: Mapping[str, Any]) -> str:
     """Return what identified an experiment of format 1."""
     data: dict[str, Any] = copy.deepcopy({**experiment})
@@ -34,6 +46,7 @@ def digest(experiment: Mapping[str, Any]) -> str:
     return fingerprint(data)[:16]
 
 
+@_of_format_1()
 def experiment(old: Mapping[str, Any]) -> dict[str, Any]:
     """Return an experiment of format 1 in today's format."""
     method, learning = old["method"], old["method"]["learning"]
@@ -72,11 +85,13 @@ def experiment(old: Mapping[str, Any]) -> dict[str, Any]:
     return {**old, "method": converted}
 
 
+@_of_format_1()
 def encoder(config: Mapping[str, Any], image_size: int, ema_rate: float = 0.05) -> dict[str, Any]:
     """Return the settings of a pixel encoder of format 1 in today's format."""
     return {"kind": "convolutional", "image_size": image_size, "ema_rate": ema_rate, **config}
 
 
+@_of_format_1()
 def augment(old: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of an augmentation of format 1 in today's format."""
     kind, pad = old["kind"], old["pad"]

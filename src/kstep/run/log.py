@@ -13,16 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kstep import reading
 from kstep.files import Tree
 from kstep.run.folder import RunFolder
 from kstep.types import KstepError
+from kstep.values import Count
 
 
 @dataclass(frozen=True)
 class Written:
     """How much of a log belongs to a checkpoint, and what it said."""
 
-    bytes: int = 0
+    bytes: Count = 0
     sha256: str | None = None
     """None: not known, or nothing yet."""
 
@@ -64,9 +66,8 @@ def before(path: Path, written: Written) -> bytes:
     Raises if it was changed since or is too short, when what is left can no longer be checked.
     """
     try:
-        with path.open("rb") as file:
-            kept = file.read(written.bytes)
-    except FileNotFoundError:
+        kept = reading.contents(path, reading.LARGEST_LOG)[: written.bytes]
+    except reading.Missing:
         return b""
     same = written.sha256 in (None, hashlib.sha256(kept).hexdigest())
     if len(kept) != written.bytes or not same:

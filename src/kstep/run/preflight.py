@@ -9,13 +9,12 @@ from pathlib import Path
 
 import torch
 
-from kstep import envs, native
+from kstep import envs, native, reading
 from kstep.config import Experiment
 from kstep.data.replay import Replay
 from kstep.data.ring import ReplayConfig
 from kstep.envs import ControlEnv
 from kstep.errors import Busy, KstepError
-from kstep.files import sha256
 from kstep.native import BackendChoice
 from kstep.nets.backends import native_shape
 from kstep.nets.encoder import PixelEncoderConfig
@@ -127,7 +126,7 @@ def _frozen_encoder(run: Run, runtime: Runtime, spec: EnvSpec) -> Path | None:
     path = run.frozen_encoder if run.frozen_encoder.exists() else runtime.frozen_encoder
     if path is None or not path.is_file():
         raise KstepError("the frozen encoder is missing: give its file with --frozen-encoder")
-    if sha256(path) != wanted.sha256:
+    if reading.sha256(path) != wanted.sha256:
         raise KstepError(f"{path} is not the encoder that this run was begun with")
     saved, method = saved_encoders.load(path), run.experiment.method
     shape = method.augment.seen_shape(spec.frame_shape)

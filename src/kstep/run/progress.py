@@ -7,23 +7,12 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.text import Text
 
+from kstep.terminal import say
 from kstep.types import Counts
 
 if TYPE_CHECKING:
     from kstep.run.evaluate import Evaluation
-
-
-def say(console: Console, text: str | Text, style: str | None = None) -> None:
-    """Print a plain line: no colours of numbers, no markup, wrapped by the terminal only."""
-    console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
-
-
-def terminal(width: int) -> Console:
-    """Return the console for tables: as wide as the terminal, `width` in files and pipes."""
-    console = Console()
-    return console if console.is_terminal else Console(width=width)
 
 
 class ProgressReport:
@@ -34,13 +23,13 @@ class ProgressReport:
         self._started: tuple[float, int] | None = None
         self._last_line = time.monotonic()
         self.bar = Progress(
-            TextColumn("[bold]{task.description}"),
+            TextColumn("{task.description}", style="bold", markup=False),
             BarColumn(bar_width=16),
             TextColumn("{task.completed:>7,.0f}/{task.total:,.0f} env steps"),
             TextColumn("{task.fields[speed]}"),
             TimeElapsedColumn(),
-            TextColumn("[cyan]{task.fields[left]}"),
-            TextColumn("[green]{task.fields[evaluation]}"),
+            TextColumn("{task.fields[left]}", style="cyan"),
+            TextColumn("{task.fields[evaluation]}", style="green"),
             console=console,
             disable=not console.is_terminal,
         )

@@ -17,6 +17,7 @@ from kstep.envs import EnvConfig
 from kstep.run import system
 from kstep.run.runtime import Allowed as Allowed
 from kstep.types import KstepError
+from kstep.values import Count
 
 DECIDING = ("kstep", "torch", "numpy", "mujoco", "dm-control")
 """Packages whose version decides what is computed."""
@@ -29,7 +30,7 @@ class Provenance:
     renderer: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     device: str = "cpu"
-    threads: int = 1
+    threads: Count = 1
     commit: str = ""
 
     def refuse_other(self, saved: Provenance, allowed: Allowed) -> list[str]:

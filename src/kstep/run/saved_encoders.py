@@ -9,29 +9,57 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-import safetensors
+import annotated_types as at
 import safetensors.torch
 import torch
 
-from kstep import native
+from kstep import native, reading
 from kstep.agent import Agent
 from kstep.config import Experiment, FrozenEncoder, digest, resolve, setting
 from kstep.data.augment import Augment
-from kstep.files import sha256
 from kstep.nets.backends import native_shape
 from kstep.nets.base import Encoder, EncoderConfig
 from kstep.run import legacy
 from kstep.run.folder import Run
 from kstep.run.update_angles import Angle, live_angles
 from kstep.types import Array, Counts, KstepError
-from kstep.values import decode, encode
+from kstep.values import Count, Name, decode, encode
 
 FORMAT = "2"
+KEY = "kstep encoder"
+"""Of the description in a file's header."""
+
+Side = Annotated[int, at.Ge(1), at.Le(4096)]
+"""Pixels of a frame."""
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a file's header says of its encoder."""
+
+    format: str
+    label: Name
+    task: Name
+    seed: Count
+    mark: Count
+    config: EncoderConfig
+    augment: Augment
+    stack: Annotated[int, at.Ge(1), at.Le(64)]
+    frame_shape: tuple[Side, Side, Annotated[int, at.Ge(3), at.Le(3)]]
+    angles: Mapping[str, Angle]
+    counts: Counts = field(default_factory=Counts)
+    digest: str = ""
+    """Of the run's experiment."""
+
+    @property
+    def seen_shape(self) -> tuple[int, ...]:
+        """Shape of a frame as the network sees it."""
+        return self.augment.seen_shape(self.frame_shape)
 
 
 @dataclass(frozen=True)
@@ -84,43 +112,68 @@ class SavedEncoder:
 
 def save(run: Run, agent: Agent, counts: Counts, mark: int) -> Path:
     """Save the encoder that feeds critic and actor, for the mark just reached."""
-    about = {**_describe(run, agent, mark), "counts": asdict(counts), "digest": run.digest}
+    about = replace(_describe(run, agent, mark), counts=counts, digest=run.digest)
     tensors = {name: value.contiguous() for name, value in agent.encoder.state_dict().items()}
     path = run.encoders / f"{mark:09d}.safetensors"
     run.tree.make(run.encoders)
-    run.tree.write(path, safetensors.torch.save(tensors, {"kstep encoder": json.dumps(about)}))
+    run.tree.write(path, safetensors.torch.save(tensors, {KEY: json.dumps(encode(about))}))
     return path
 
 
-def _describe(run: Run, agent: Agent, mark: int) -> dict[str, Any]:
-    """Return what a file's header says of an agent's encoder."""
-    angles = live_angles(agent.optimizers, agent.encoder)
-    return {
-        "format": FORMAT,
-        "label": label_of(run.experiment),
-        "task": run.experiment.env.task,
-        "seed": run.experiment.seed,
-        "mark": mark,
-        "config": encode(agent.method.encoder),
-        "augment": encode(agent.method.augment),
-        "stack": agent.method.stack,
-        "frame_shape": list(agent.spec.frame_shape),
-        "angles": {name: asdict(angle) for name, angle in angles.items()},
-    }
+def _describe(run: Run, agent: Agent, mark: int) -> Description:
+    height, width, colours = agent.spec.frame_shape
+    return Description(
+        format=FORMAT,
+        label=label_of(run.experiment),
+        task=run.experiment.env.task,
+        seed=run.experiment.seed,
+        mark=mark,
+        config=agent.method.encoder,
+        augment=agent.method.augment,
+        stack=agent.method.stack,
+        frame_shape=(height, width, colours),
+        angles=live_angles(agent.optimizers, agent.encoder),
+    )
 
 
 def load(path: Path, *, quick: bool = False) -> SavedEncoder:
     """Load a saved encoder; a `quick` one uses the native kernels where there are any, which
     decides its last bits."""
-    about = _about(path)
-    config, stack = decode(EncoderConfig, about["config"]), about["stack"]
-    seen = decode(Augment, about["augment"]).seen_shape(tuple(about["frame_shape"]))
-    # Its first weights are drawn from the global generator and then replaced.
-    with torch.random.fork_rng(devices=[]):
+    about = describe(path)
+    weights = reading.weights(reading.contents(path, reading.LARGEST_TENSORS), path)
+    config, seen, stack = about.config, about.seen_shape, about.stack
+    with reading.naming(path):
+        # Without memory first: a header can ask for an encoder of any size.
+        with torch.device("meta"):
+            _check_shapes(_built(config, seen, stack, "torch"), weights)
         backend = _quickest(native_shape(config, seen, stack)) if quick else "torch"
-        encoder = config.build(seen, stack, backend)
-    encoder.load_state_dict(safetensors.torch.load_file(path))
+        encoder = _built(config, seen, stack, backend)
+    encoder.load_state_dict(weights)
     return _described(about, encoder.eval().requires_grad_(False))
+
+
+def _built(
+    config: EncoderConfig, seen: tuple[int, ...], stack: int, backend: native.Backend
+) -> Encoder:
+    try:
+        # Its first weights are drawn from the global generator and then replaced.
+        with torch.random.fork_rng(devices=[]):
+            return config.build(seen, stack, backend)
+    except (RuntimeError, TypeError, OverflowError) as error:  # sizes beyond PyTorch's numbers
+        raise KstepError(f"it describes an encoder that cannot be built: {config}") from error
+
+
+def _check_shapes(encoder: Encoder, weights: Mapping[str, torch.Tensor]) -> None:
+    """Refuse weights that are not those of such an encoder."""
+    needed = {name: tuple(tensor.shape) for name, tensor in encoder.state_dict().items()}
+    found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    wrong = [name for name in {**needed, **found} if needed.get(name) != found.get(name)]
+    if wrong:
+        name = wrong[0]
+        raise KstepError(
+            f"its weights are not those of the encoder that it describes: {name[:100]!r} is "
+            f"{found.get(name, 'missing')}, needed is {needed.get(name, 'nothing of that name')}"
+        )
 
 
 def of_agent(run: Run, agent: Agent, counts: Counts) -> SavedEncoder:
@@ -128,36 +181,47 @@ def of_agent(run: Run, agent: Agent, counts: Counts) -> SavedEncoder:
     return _described(_describe(run, agent, counts.env_steps), agent.encoder)
 
 
-def _described(about: dict[str, Any], encoder: Encoder) -> SavedEncoder:
+def _described(about: Description, encoder: Encoder) -> SavedEncoder:
     return SavedEncoder(
-        label=about["label"],
-        task=about["task"],
-        seed=about["seed"],
-        env_steps=about["mark"],
-        size=about["frame_shape"][0],
-        stack=about["stack"],
-        augment=decode(Augment, about["augment"]),
-        config=decode(EncoderConfig, about["config"]),
+        label=about.label,
+        task=about.task,
+        seed=about.seed,
+        env_steps=about.mark,
+        size=about.frame_shape[0],
+        stack=about.stack,
+        augment=about.augment,
+        config=about.config,
         encoder=encoder,
-        angles={name: Angle(**angle) for name, angle in about["angles"].items()},
+        angles=about.angles,
     )
 
 
-def _about(path: Path) -> dict[str, Any]:
-    """Read what a file's header says of the encoder."""
-    try:
-        with safetensors.safe_open(path, "pt") as file:
-            about: dict[str, Any] = json.loads((file.metadata() or {})["kstep encoder"])
-    except (KeyError, OSError, json.JSONDecodeError, safetensors.SafetensorError) as error:
-        raise KstepError(f"{path} is not an encoder that kstep saved: {error}") from error
-    if about["format"] == "1":
-        frame, augment = about["frame_shape"][0], legacy.augment(about["augment"])
-        size = decode(Augment, augment).seen_shape((frame, frame, 3))[0]
-        config = legacy.encoder(about["config"], size)
-        return {**about, "augment": augment, "config": config}
-    if about["format"] != FORMAT:
-        raise KstepError(f"{path} has format {about['format']}, this version reads {FORMAT}")
-    return about
+def describe(path: Path) -> Description:
+    """Read what a file's header says of its encoder."""
+    header = reading.tensor_metadata(path)
+    if KEY not in header:
+        raise reading.Unreadable(f"{path} is not an encoder that kstep saved")
+    with reading.naming(path):
+        about = reading.parse_json(header[KEY])
+        written = about.get("format") if isinstance(about, dict) else None
+        if written == "1":
+            augment = legacy.augment(about.get("augment"))
+            frame = decode(tuple[Side, Side, Side], about.get("frame_shape"), "frame_shape")[0]
+            size = frame - (decode(Augment, augment).render_size(frame) - frame)
+            config = legacy.encoder(about.get("config"), size)
+            about = {**about, "augment": augment, "config": config}
+        elif written != FORMAT:
+            raise KstepError(f"it has format {str(written)[:20]}, this version reads {FORMAT}")
+        found: Description = decode(Description, about)
+        if found.frame_shape[0] != found.frame_shape[1]:
+            raise KstepError(f"frame_shape must be that of a square, not {found.frame_shape}")
+        rendered = found.augment.render_size(found.config.image_size)
+        if rendered != found.frame_shape[0]:
+            raise KstepError(
+                f"frame_shape must be what config and augment ask for, {rendered} pixels, not "
+                f"{found.frame_shape[0]}"
+            )
+    return found
 
 
 @cache
@@ -172,13 +236,8 @@ def _quickest(shape: native.Shape | None) -> native.Backend:
 
 def frozen(path: Path) -> FrozenEncoder:
     """Return what an experiment says of the encoder it takes as it is."""
-    about = _about(path)
-    return FrozenEncoder(sha256(path), about["label"], about["task"], about["seed"], about["mark"])
-
-
-def mark_of(path: Path) -> int:
-    """Return the env_steps that an encoder was saved for."""
-    return int(_about(path)["mark"])
+    about, checksum = describe(path), reading.sha256(path)
+    return FrozenEncoder(checksum, about.label, about.task, about.seed, about.mark)
 
 
 def label_of(experiment: Experiment) -> str:

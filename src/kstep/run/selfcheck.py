@@ -11,15 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 from rich.console import Console
 
 from kstep.config import Experiment, resolve
 from kstep.run import system
 from kstep.run.folder import Run
-from kstep.run.progress import say
 from kstep.run.runtime import Runtime
 from kstep.run.train import train
+from kstep.terminal import say
 from kstep.types import KstepError
 
 Verdict = Literal["below", "inside", "above"]
@@ -89,7 +88,7 @@ def selfcheck(check: Check, runs: Path, runtime: Runtime, console: Console) -> V
     rows = run.evaluations()
     if not rows:
         raise KstepError(f"{folder} has no evaluation; remove it and rerun the command")
-    before, after = (float(np.mean(row["returns"])) for row in (rows[0], rows[-1]))
+    before, after = (row.mean for row in (rows[0], rows[-1]))
     verdict = check.verdict(after)
     sentence = {
         "below": "Too low: this installation does not learn as it should",

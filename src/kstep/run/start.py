@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from rich.console import Console
-
 from kstep.config import resolve
 from kstep.run import saved_encoders, system
 from kstep.run.folder import Run
-from kstep.run.progress import say
 from kstep.run.runtime import RunRequest, Runtime
 from kstep.run.train import train
+from kstep.terminal import say, terminal
 
 
 def start(request: RunRequest, runtime: Runtime) -> Run:
     """Bring the run to its budget and return it."""
-    console, encoder = Console(), runtime.frozen_encoder
+    console, encoder = terminal(), runtime.frozen_encoder
     experiment = resolve(
         request.method,
         request.task,

@@ -6,23 +6,24 @@ A result without this cannot be compared: simulator and driver versions change p
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import platform
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 import psutil  # type: ignore[import-untyped, unused-ignore]
 import torch
 
 import kstep
+from kstep import reading
 from kstep.files import Tree
 from kstep.types import KstepError
+from kstep.values import Count, encode
 
 PACKAGES = ("torch", "numpy", "mujoco", "dm-control", "gymnasium", "safetensors")
 
@@ -111,29 +112,54 @@ def commit() -> str:
     return found.stdout.strip()
 
 
-def describe(device_name: str, rendering: str) -> dict[str, Any]:
-    return {
-        "versions": versions(),
-        "commit": commit(),
-        "processor": processor(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "memory_bytes": int(psutil.virtual_memory().total),
-        "platform": platform.platform(),
-        "device": device_name,
-        "rendering": rendering,
-    }
+@dataclass(frozen=True)
+class Machine:
+    """Where something was computed."""
+
+    versions: Mapping[str, str] = field(default_factory=dict)
+    commit: str = ""
+    processor: str = ""
+    cores: int | None = None
+    threads: Count = 0
+    memory_bytes: Count = 0
+    platform: str = ""
+    device: str = ""
+    rendering: str = ""
+    started: str = ""
+    """When a run started or was resumed there."""
+
+
+def describe(device_name: str, rendering: str, started: str = "") -> Machine:
+    """Return what this machine is."""
+    return Machine(
+        versions=versions(),
+        commit=commit(),
+        processor=processor(),
+        cores=os.cpu_count(),
+        threads=torch.get_num_threads(),
+        memory_bytes=int(psutil.virtual_memory().total),
+        platform=platform.platform(),
+        device=device_name,
+        rendering=rendering,
+        started=started,
+    )
+
+
+def history(path: Path) -> tuple[Machine, ...]:
+    """Return where a run was computed, oldest first: empty if that was not recorded."""
+    try:
+        found: tuple[Machine, ...] = reading.json_file(path, tuple[Machine, ...])
+    except reading.Missing:
+        return ()
+    return found
 
 
 def record(tree: Tree, path: Path, device_name: str, rendering: str) -> None:
     """Add this machine to the run's list of where it was computed."""
     try:
-        history = json.loads(path.read_text()) if path.exists() else []
-        if not isinstance(history, list):
-            raise ValueError
-    except ValueError:  # nothing depends on it, but nothing is thrown away either
+        before = history(path)
+    except reading.Unreadable:  # nothing depends on it, but nothing is thrown away either
         tree.rename(path, f"{path.name}.damaged")
-        history = []
+        before = ()
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    history.append({"started": now, **describe(device_name, rendering)})
-    tree.write_json(path, history)
+    tree.write_json(path, encode((*before, describe(device_name, rendering, now))))

@@ -16,7 +16,7 @@ from types import FrameType
 
 from rich.console import Console
 
-from kstep import envs, values
+from kstep import envs, reading, values
 from kstep.agent import Agent, Update
 from kstep.data.replay import Replay
 from kstep.envs import ControlEnv
@@ -27,12 +27,13 @@ from kstep.run import checkpoint, preflight, saved_encoders, system
 from kstep.run.checkpoint import Positions, Session
 from kstep.run.episode import Episode
 from kstep.run.evaluate import evaluate, evaluation_seeds
-from kstep.run.folder import LOGS, Run
+from kstep.run.folder import LOGS, Evaluated, Run
 from kstep.run.health import Health
 from kstep.run.log import JsonLines, Written, tensorboard
-from kstep.run.progress import ProgressReport, say
+from kstep.run.progress import ProgressReport
 from kstep.run.runtime import Runtime
 from kstep.signals import signal_of
+from kstep.terminal import say, terminal
 from kstep.types import Counts, KstepError
 
 
@@ -54,7 +55,7 @@ class _Stop:
 
 def train(run: Run, runtime: Runtime, console: Console | None = None) -> None:
     """Bring the run to its budget, from wherever it is."""
-    console = console or Console(soft_wrap=True)
+    console = console or terminal()
     experiment = run.experiment
     values.check(runtime)
     if _is_done(run, console):
@@ -79,7 +80,8 @@ def train(run: Run, runtime: Runtime, console: Console | None = None) -> None:
                 return
             run.begin()
             if encoder is not None and not run.frozen_encoder.exists():
-                run.tree.write(run.frozen_encoder, encoder.read_bytes())
+                data = reading.contents(encoder, reading.LARGEST_TENSORS)
+                run.tree.write(run.frozen_encoder, data)
             say(console, rendering)
             say(console, str(cleared.backend))
             system.record(run.tree, run.system_file, runtime.device, rendering)
@@ -129,7 +131,7 @@ class _Trainer:
         for log in logs:
             if log.lost:
                 say(self.console, f"{log.lost} bytes of {log.path.name} are lost")
-        self.evaluated_at = {row["mark"]: row["env_steps"] for row in self.run.evaluations()}
+        self.evaluated_at = {row.mark: row.env_steps for row in self.run.evaluations()}
         self.tensorboard = tensorboard(self.run) if self.runtime.tensorboard else None
         name, preset = self.experiment.method.name, self.experiment.preset
         title = f"{name} ({preset}) {self.experiment.env.task}"
@@ -256,7 +258,7 @@ class _Trainer:
         started = time.monotonic()
         seeds = evaluation_seeds(self.experiment.seed, mark, episodes)
         result = evaluate(self.session.agent, self.lanes, seeds)
-        self.evaluations.write({"mark": mark, **asdict(counts), **asdict(result)})
+        self.evaluations.write(asdict(Evaluated(mark, **asdict(counts), **asdict(result))))
         self.evaluated_at[mark] = counts.env_steps
         if self.tensorboard:
             self.tensorboard.add_scalar("evaluation/return", result.mean, counts.env_steps)

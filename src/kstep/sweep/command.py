@@ -10,17 +10,17 @@ from rich.console import Console
 
 from kstep.errors import Fault, Stopped
 from kstep.native import expected
-from kstep.run.progress import say
 from kstep.signals import signal_of
 from kstep.sweep import engines, experiments, plan, watch
 from kstep.sweep.engines import Engine, Slot
 from kstep.sweep.options import SweepRequest
 from kstep.sweep.plan import RunSpec
+from kstep.terminal import say, terminal
 
 
 def run_sweep(request: SweepRequest) -> None:
     """Execute every requested run that is not done; raise if one of them failed."""
-    console = Console()
+    console = terminal()
     sweep = experiments.read(request.experiment, request.scale)
     seeds = experiments.seeds(request.seeds) if request.seeds else ()
     recorded = recorded_runs(request.table) if request.table else {}

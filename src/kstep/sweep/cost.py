@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -16,6 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from kstep import reading
 from kstep.sweep.plan import RunSpec, Status
 from kstep.types import Backend
 
@@ -54,9 +54,8 @@ def measured_speeds(specs: Iterable[RunSpec]) -> dict[tuple[str, str, str], floa
     costs: dict[tuple[str, str, str], list[float]] = {}
     for spec in specs:
         for row in spec.run.attempts():
-            decisions = row.get("decisions", 0)
-            if decisions > 0 and row.get("outcome") in ("done", "stopped"):
-                cost = row["seconds"] * row["threads"] / decisions
+            if row.decisions > 0 and row.outcome in ("done", "stopped"):
+                cost = row.seconds * row.threads / row.decisions
                 costs.setdefault(spec.kind, []).append(cost)
     return {kind: statistics.median(values) for kind, values in costs.items()}
 
@@ -87,7 +86,8 @@ def estimate(
 @cache
 def assumptions() -> dict[str, Any]:
     """Return the table of assumed speeds and sizes."""
-    return tomllib.loads(files("kstep").joinpath("sweep/speeds.toml").read_text())
+    path = Path(str(files("kstep").joinpath("sweep/speeds.toml")))
+    return reading.toml(path, dict[str, Any])
 
 
 def cost_of(spec: RunSpec, backend: Backend = "torch") -> Cost:

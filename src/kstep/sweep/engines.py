@@ -27,6 +27,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 import psutil  # type: ignore[import-untyped, unused-ignore]
 
 from kstep.errors import Busy, KstepError, explain
+from kstep.run.folder import Attempt
 from kstep.sweep import cost, plan
 from kstep.sweep.plan import RunSpec
 from kstep.types import BackendRequest
@@ -140,17 +141,17 @@ def _attempt(spec: RunSpec, slot: Slot, stopping: threading.Event) -> Outcome:
         log.seek(max(position, log.seek(0, os.SEEK_END) - ERROR_BYTES))
         output = log.read().decode(errors="replace")
     attempt = _judge(spec, code, output, stopping.is_set())
-    row = {
-        "started": started.isoformat(timespec="seconds"),
-        "seconds": round(time.monotonic() - clock, 3),
-        "threads": slot.threads,
-        "device": slot.device,
-        "node": socket.gethostname(),
-        "decisions": max(spec.run.checkpointed(), 0) - before,
-        "outcome": attempt.result,
-        "code": code,
-        "error": attempt.error,
-    }
+    row = Attempt(
+        started=started.isoformat(timespec="seconds"),
+        seconds=round(time.monotonic() - clock, 3),
+        threads=slot.threads,
+        device=slot.device,
+        node=socket.gethostname(),
+        decisions=max(spec.run.checkpointed() - before, 0),
+        outcome=attempt.result,
+        code=code,
+        error=attempt.error,
+    )
     spec.run.record_attempt(row)
     return attempt
 
@@ -160,7 +161,7 @@ def _judge(spec: RunSpec, code: int, output: str, stopping: bool) -> Outcome:
         status = plan.status(spec)
         if status.state == "done":
             return Outcome("done")
-        if status.problem == plan.NO_ENCODERS:
+        if status.state == "failed":
             return Outcome("failed", error=status.problem, final=True)
         return Outcome("failed", error=f"ended without an error at {status.env_steps:,} env steps")
     if code == Busy.exit_code:

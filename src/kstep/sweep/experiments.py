@@ -7,16 +7,15 @@ scale. Out: a `Sweep`. Nothing here needs PyTorch.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
-from kstep import names
+from kstep import names, reading
 from kstep.types import KstepError
-from kstep.values import DERIVED, Count, Positive, decode, near
+from kstep.values import DERIVED, Count, Positive, near
 
 SCALES = ("paper", "cpu", "debug")
 MOST_SEEDS = 10_000
@@ -103,19 +102,15 @@ def read(experiment: str, scale: str = "paper") -> Sweep:
     names.require(scale, SCALES, "scale")
     path = Path(experiment)
     if experiment in shipped():
-        text = files("kstep").joinpath(f"sweep/experiments/{experiment}.toml").read_text()
-    elif path.suffix == ".toml" and path.is_file():
-        text = path.read_text()
-    else:
+        path = Path(str(files("kstep").joinpath(f"sweep/experiments/{experiment}.toml")))
+    elif path.suffix != ".toml":
         raise KstepError(
             f"unknown experiment '{experiment}'.{near(experiment, shipped())} Experiments: "
             f"{', '.join(shipped())}; or give a .toml file"
         )
-    try:
-        sweep: Sweep = decode(Sweep, _readable(tomllib.loads(text)))
+    sweep = reading.toml(path, Sweep, _readable)
+    with reading.naming(path):
         return _at_scale(replace(sweep, name=path.stem), scale)
-    except (tomllib.TOMLDecodeError, KstepError) as error:
-        raise KstepError(f"experiment '{path.stem}': {error}") from error
 
 
 def _readable(data: Any) -> Any:

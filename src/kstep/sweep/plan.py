@@ -201,8 +201,8 @@ def status(spec: RunSpec) -> Status:
         return Status("failed", 0, "the folder holds another experiment")
     reached = run.reached()
     if run.is_done(spec.env_steps):
-        failed = _lacks_encoders(spec)
-        return Status("failed", reached, NO_ENCODERS) if failed else Status("done", reached)
+        problem = _encoder_problem(spec)
+        return Status("failed" if problem else "done", reached, problem)
     if run.is_locked():
         return Status("running", reached)
     problem = run.last_problem()
@@ -273,13 +273,21 @@ def _spec(experiment: Experiment, folder: Path, **more: Any) -> RunSpec:
     )
 
 
-def _lacks_encoders(spec: RunSpec) -> bool:
-    """Whether a run at its budget was trained, at least in part, without saving its encoders."""
+def _encoder_problem(spec: RunSpec) -> str:
+    """Return what is wrong with the encoders of a run at its budget, such as that it was trained,
+    at least in part, without saving them; empty if nothing is."""
     every = spec.save_encoders_every
     if every is None:
-        return False
+        return ""
     marks = [int(path.stem) for path in spec.run.saved_encoders()]
     before = [mark for mark in marks if mark < spec.env_steps and mark % every == 0]
     # One for each multiple of `every`, unless decisions are further apart than that.
     expected = math.ceil(spec.env_steps / max(every, spec.action_repeat))
-    return len(before) < expected or last_encoder(spec) is None
+    last = last_encoder(spec)
+    if len(before) < expected or last is None:
+        return NO_ENCODERS
+    try:
+        saved_encoders.describe(last)
+    except KstepError as error:
+        return str(error)
+    return ""

@@ -8,21 +8,24 @@ beside ours under a source of their own. Seeds, not episodes, are the unit of ev
 
 from __future__ import annotations
 
+import csv
 import io
-import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
-from kstep import config
+from kstep import config, reading
 from kstep.files import fingerprint, write_atomically
-from kstep.run.folder import Run
+from kstep.run import system
+from kstep.run.folder import LARGEST_RETURN, Return, Run
 from kstep.run.saved_encoders import phases_of
+from kstep.sweep import parquet
 from kstep.types import KstepError
+from kstep.values import Count, Name, decode, whole_number
 
 OURS = "runs"
 """The source of rows that come from run folders."""
@@ -53,6 +56,10 @@ KEY = ("source", "digest", "mark", "episode")
 ORDER = ("source", "task", "method", "variant", "preset", "setting", "seed", "mark", "episode")
 REQUIRED = ("method", "task", "seed", "env_steps", "return")
 OPTIONAL = ("variant", "preset", "renderer", "mark", "decisions", "updates", "episode")
+TEXTS = ("method", "task", "variant", "preset", "renderer")
+COUNTED = ("mark", "env_steps", "decisions", "updates")
+MAY_LACK = ("renderer", "commit", "decisions", "updates")
+"""What imported rows need not have."""
 
 
 @dataclass(frozen=True)
@@ -65,28 +72,31 @@ class TableUpdate:
     rows: int
     """In the table now."""
     problems: tuple[str, ...] = ()
+    """What was left out, and why."""
 
     def __str__(self) -> str:
         read = f"{self.table}: {self.runs} runs read, {self.rows:,} rows in all"
-        return "\n".join([read, *(f"left out: {problem}" for problem in self.problems)])
+        return "\n".join([read, *self.problems])
 
 
 def collect(runs: Path, output: Path) -> TableUpdate:
-    """Read every run below a folder into the table."""
+    """Read every run below a folder into the table; one that cannot be read is left out."""
     if not runs.is_dir():
         raise KstepError(f"{runs} is not a folder")
     found: dict[str, list[dict[str, Any]]] = {}
-    problems = []
-    for folder in run_folders(runs):
-        try:
-            run = Run.open(folder)
-            rows = list(_rows(run))
-        except (KstepError, json.JSONDecodeError, KeyError) as error:
-            problems.append(f"{folder}: {error}")
-            continue
+    problems: list[str] = []
+
+    def left_out(problem: str) -> None:
+        problems.append(f"left out: {problem}")
+
+    def read_run(folder: Path) -> tuple[str, list[dict[str, Any]]]:
+        run = Run.open(folder)
+        return run.digest, list(_rows(run, problems.append))
+
+    for digest, rows in reading.each(run_folders(runs, left_out), read_run, left_out):
         # Copies of a run are the same run; the longer one counts.
-        if len(rows) >= len(found.get(run.digest, ())):
-            found[run.digest] = rows
+        if len(rows) >= len(found.get(digest, ())):
+            found[digest] = rows
     new = _frame([row for rows in found.values() for row in rows])
     rows_in_all = _merge(output, new, OURS, set(found))
     return TableUpdate(output, len(found), rows_in_all, tuple(problems))
@@ -94,29 +104,31 @@ def collect(runs: Path, output: Path) -> TableUpdate:
 
 def import_csv(file: Path, source: str, output: Path) -> TableUpdate:
     """Read other people's results, replacing the table's rows of that source."""
+    decode(Name, source, "--source")
     if source == OURS or not source.strip():
         raise KstepError(f"--source must name where the numbers come from, not '{source}'")
-    if not file.is_file():
-        raise KstepError(f"{file} is not a file")
-    try:
-        table = pl.read_csv(file, infer_schema=False)
-    except pl.exceptions.PolarsError as error:
-        raise KstepError(f"{file} cannot be read as CSV: {error}") from error
-    missing = [name for name in REQUIRED if name not in table.columns]
-    unknown = [name for name in table.columns if name not in (*REQUIRED, *OPTIONAL)]
-    if missing or unknown:
+    lines = _csv_rows(file)
+    header = next(lines, (0, []))[1]
+    missing = [name for name in REQUIRED if name not in header]
+    unknown = [name for name in header if name not in (*REQUIRED, *OPTIONAL)]
+    if missing or unknown or len(set(header)) < len(header):
         problems = [f"lacks {', '.join(missing)}"] * bool(missing)
-        problems += [f"has unknown {', '.join(unknown)}"] * bool(unknown)
+        problems += [f"has unknown {', '.join(unknown)[:200]}"] * bool(unknown)
+        problems = problems or ["names a column twice"]
         raise KstepError(
             f"{file} {' and '.join(problems)}; required: {', '.join(REQUIRED)}; "
             f"optional: {', '.join(OPTIONAL)}"
         )
     rows = []
-    for number, row in enumerate(table.iter_rows(named=True), start=2):
+    for number, cells in lines:
         try:
-            rows.append(_imported(row, source))
-        except (ValueError, TypeError) as error:
+            if len(cells) != len(header):
+                raise KstepError(f"it has {len(cells)} cells, the first line has {len(header)}")
+            rows.append(_imported(dict(zip(header, cells, strict=True)), source))
+        except KstepError as error:
             raise KstepError(f"{file}, line {number}: {error}") from error
+    if not rows:
+        raise KstepError(f"{file} has no line but the first, with the names of columns")
     new = _frame(rows)
     duplicates = new.height - new.unique(subset=KEY).height
     if duplicates:
@@ -127,17 +139,44 @@ def import_csv(file: Path, source: str, output: Path) -> TableUpdate:
     return TableUpdate(output, new["digest"].n_unique(), rows_in_all)
 
 
+def _csv_rows(file: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yield the lines of a CSV file that are not empty, with their numbers."""
+    lines = csv.reader(io.StringIO(reading.text(file), newline=""), strict=True)
+    try:
+        for cells in lines:
+            if cells:
+                yield lines.line_num, [cell.strip() for cell in cells]
+    except csv.Error as error:
+        raise KstepError(f"{file}, line {lines.line_num}: it is not valid CSV: {error}") from error
+
+
 def read(table: Path) -> pl.DataFrame:
     """Read a table of evaluations, refusing any other file."""
-    if not table.is_file():
-        raise KstepError(f"{table} does not exist; kstep collect makes it")
     try:
-        frame = pl.read_parquet(table)
-    except pl.exceptions.PolarsError as error:
-        raise KstepError(f"{table} is not a Parquet table: {error}") from error
-    if tuple(frame.columns) != tuple(COLUMNS):
-        raise KstepError(f"{table} is not a table of evaluations: it has {frame.columns}")
+        data = reading.contents(table, reading.LARGEST_TENSORS)
+    except reading.Missing as error:
+        raise KstepError(f"{table} does not exist; kstep collect makes it") from error
+    with reading.naming(table):
+        frame = parquet.decoded(data)
+        if frame.schema != COLUMNS:
+            found = ", ".join(f"{name} {kind}" for name, kind in frame.schema.items())
+            raise KstepError(f"it is not a table of evaluations: it has {found[:300]}")
+        _check_values(frame)
     return frame
+
+
+def _check_values(frame: pl.DataFrame) -> None:
+    """Refuse numbers that no evaluation has, and the same evaluation twice."""
+    for name in COLUMNS:
+        column = frame[name]
+        if name not in MAY_LACK and column.null_count():
+            raise KstepError(f"the column {name} has empty cells")
+        if column.dtype == pl.Int64 and (column < 0).any():
+            raise KstepError(f"the column {name} has negative numbers")
+    if not frame["return"].abs().le(LARGEST_RETURN).all():
+        raise KstepError(f"the column return has numbers that are not within ±{LARGEST_RETURN:g}")
+    if frame.select(KEY).is_duplicated().any():
+        raise KstepError("it has the same episode of the same run twice")
 
 
 def scores(frame: pl.DataFrame) -> pl.DataFrame:
@@ -156,16 +195,27 @@ def reached(frame: pl.DataFrame) -> dict[str, int]:
     return dict(ours.group_by("digest").agg(pl.col("mark").max()).sort("digest").iter_rows())
 
 
-def run_folders(root: Path) -> Iterator[Path]:
-    """Yield every run folder below a folder, in order; does not descend into runs."""
-    for path, folders, names in os.walk(root):
-        if "config.json" in names:
-            folders.clear()
-            yield Path(path)
-        folders.sort()
+def run_folders(
+    root: Path, left_out: Callable[[str], None] = lambda problem: None
+) -> Iterator[Path]:
+    """Yield every run folder below a folder, in order; does not descend into runs, nor into links.
+    `left_out` is told of folders that cannot be looked into."""
+    waiting = [root]
+    while waiting:
+        folder = waiting.pop()
+        try:
+            with os.scandir(folder) as entries:
+                found = {entry.name: entry.is_dir(follow_symlinks=False) for entry in entries}
+        except OSError as error:
+            left_out(f"{folder} cannot be read: {error.strerror}")
+            continue
+        if "config.json" in found:
+            yield folder
+        else:
+            waiting += [folder / name for name in sorted(found, reverse=True) if found[name]]
 
 
-def _rows(run: Run) -> Iterator[dict[str, Any]]:
+def _rows(run: Run, note: Callable[[str], None]) -> Iterator[dict[str, Any]]:
     experiment = run.experiment
     method, variant = experiment.method.base, experiment.method.variant
     identity = {
@@ -173,66 +223,100 @@ def _rows(run: Run) -> Iterator[dict[str, Any]]:
         "method": method,
         "variant": " ".join(filter(None, (variant, phases_of(experiment)))) or "controlled",
         "preset": experiment.preset,
-        **_where(run),
+        **_where(run, note),
         "task": experiment.env.task,
         "seed": experiment.seed,
         "setting": config.setting(experiment),
         "digest": run.digest,
     }
+    marks: set[int] = set()
     for row in run.evaluations():
-        counted = {name: row[name] for name in ("mark", "env_steps", "decisions", "updates")}
-        for episode, value in enumerate(row["returns"]):
-            yield {**identity, **counted, "episode": episode, "return": float(value)}
+        if row.mark in marks:
+            raise KstepError(f"{run.evaluations_file} has two evaluations at {row.mark:,}")
+        marks.add(row.mark)
+        counted = {name: getattr(row, name) for name in COUNTED}
+        for episode, value in enumerate(row.returns):
+            yield {**identity, **counted, "episode": episode, "return": value}
 
 
-def _where(run: Run) -> dict[str, str]:
+def _where(run: Run, note: Callable[[str], None]) -> dict[str, str]:
     """Return renderer and commit; several, joined, if a run was resumed elsewhere."""
     try:
-        history = json.loads(run.system_file.read_text())
-    except (FileNotFoundError, json.JSONDecodeError):
-        history = []
-    return {
-        name: " then ".join(dict.fromkeys(str(entry[key]) for entry in history if key in entry))
-        for name, key in (("renderer", "rendering"), ("commit", "commit"))
-    }
+        history = system.history(run.system_file)
+    except KstepError as error:
+        note(f"{error}; renderer and commit of this run stay empty")
+        history = ()
+    renderers, commits = ([getattr(m, key) for m in history] for key in ("rendering", "commit"))
+    return {"renderer": _joined(renderers), "commit": _joined(commits)}
 
 
-def _imported(row: Mapping[str, str | None], source: str) -> dict[str, Any]:
-    def whole(name: str, otherwise: int | None) -> int | None:
-        text = row.get(name)
-        return otherwise if text is None or not text.strip() else int(float(text))
+def _joined(names: Iterable[str]) -> str:
+    return " then ".join(dict.fromkeys(filter(None, names)))
 
-    def word(name: str, otherwise: str) -> str:
-        return (row.get(name) or "").strip() or otherwise
 
+@dataclass(frozen=True)
+class ImportedRow:
+    """A line of somebody's CSV; empty cells take the defaults."""
+
+    method: Name
+    task: Name
+    seed: Count
+    env_steps: Count
+    score: Return
+    variant: Name = ""
+    preset: Name = "published"
+    renderer: Name = ""
+    mark: Count | None = None
+    decisions: Count | None = None
+    updates: Count | None = None
+    episode: Count = 0
+
+
+def _imported(cells: Mapping[str, str], source: str) -> dict[str, Any]:
+    """Return a row of the table."""
     for name in REQUIRED:
-        if not (row[name] or "").strip():
-            raise ValueError(f"{name} is empty")
-    base, _, suffix = word("method", "").partition("-")
-    steps = whole("env_steps", None)
+        if not cells[name]:
+            raise KstepError(f"{name} is empty")
+    data: dict[str, Any] = {}
+    for name, text in cells.items():
+        if text:
+            data["score" if name == "return" else name] = _number(name, text)
+    row: ImportedRow = decode(ImportedRow, data)
+    base, _, suffix = row.method.partition("-")
     identity = {
         "source": source,
         "method": base,
-        "variant": word("variant", suffix or "published"),
-        "preset": word("preset", "published"),
-        "renderer": word("renderer", ""),
-        "task": word("task", ""),
+        "variant": row.variant or suffix or "published",
+        "preset": row.preset,
+        "renderer": row.renderer,
+        "task": row.task,
         "commit": "",
     }
     setting = fingerprint(identity)[:16]
-    seed = whole("seed", None)
     return {
         **identity,
-        "seed": seed,
-        "mark": whole("mark", steps),
-        "env_steps": steps,
-        "decisions": whole("decisions", None),
-        "updates": whole("updates", None),
-        "episode": whole("episode", 0),
-        "return": float(row["return"] or ""),
+        "seed": row.seed,
+        "mark": row.env_steps if row.mark is None else row.mark,
+        "env_steps": row.env_steps,
+        "decisions": row.decisions,
+        "updates": row.updates,
+        "episode": row.episode,
+        "return": row.score,
         "setting": setting,
-        "digest": fingerprint({"setting": setting, "seed": seed})[:16],
+        "digest": fingerprint({"setting": setting, "seed": row.seed})[:16],
     }
+
+
+def _number(name: str, text: str) -> str | int | float:
+    """Return a cell as what its column holds: a text, a whole number or a number."""
+    if name in TEXTS:
+        return text
+    whole = name != "return"
+    try:
+        return whole_number(text) if whole else float(text)
+    except (ValueError, OverflowError) as error:
+        what = "a whole number such as 100000" if whole else "a finite number"
+        raise KstepError(f"{name} must be {what}, not {text[:50]!r}") from error
 
 
 def _frame(rows: list[dict[str, Any]]) -> pl.DataFrame:
@@ -242,7 +326,7 @@ def _frame(rows: list[dict[str, Any]]) -> pl.DataFrame:
 def _merge(output: Path, new: pl.DataFrame, source: str, digests: set[str] | None) -> int:
     """Write the table with `new` in place of its rows of these runs; None: of this source."""
     frames = [new]
-    if output.exists():
+    if os.path.lexists(output):
         gone = pl.col("source") == source
         if digests is not None:
             gone &= pl.col("digest").is_in(sorted(digests))

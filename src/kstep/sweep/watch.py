@@ -14,11 +14,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from kstep.run.progress import clock, say
+from kstep.run.progress import clock
 from kstep.sweep import cost, plan
 from kstep.sweep.engines import Engine, Outcome, Slot
 from kstep.sweep.experiments import Sweep
 from kstep.sweep.plan import RunSpec, State, Status
+from kstep.terminal import say
 from kstep.types import Backend
 
 SYMBOLS: dict[State, tuple[str, str]] = {
