@@ -113,6 +113,7 @@ def load(run: Run, session: Session, allowed: Allowed) -> tuple[Positions, list[
     """Continue `session` from the newest intact checkpoint; also return what to report."""
 
     def restore(state: dict[str, Any]) -> None:
+        _check_names(state)
         session.replay.restore(_segments(run, state), state["replay"]["counters"])
 
     folder, state = newest(run, restore)
@@ -138,7 +139,7 @@ def check(run: Run, here: Provenance, allowed: Allowed) -> None:
             "and analyzed, but not resumed. Choose another --folder"
         )
     if exists(run):
-        state = newest(run)[1]
+        state = newest(run, _check_names)[1]
         here.refuse_other(Provenance(**state["provenance"]), allowed)
         _check_logs(run, state)
 
@@ -152,6 +153,8 @@ def begin(run: Run) -> None:
 
 def tidy(run: Run) -> None:
     """Remove what a run that was killed at its end has left behind; the lock must be free."""
+    if run.is_legacy:
+        return
     if run.incomplete() or run.checkpoint_folders()[:-KEEP] or _unneeded_segments(run):
         with run.locked():
             _remove_incomplete(run)
@@ -177,8 +180,10 @@ def reached(run: Run) -> int:
 
     Raises if a log was changed since it was written: a run that is done must not vouch for it.
     """
-    state = newest(run)[1]
-    if not run.is_legacy:
+    if run.is_legacy:
+        state = newest(run)[1]
+    else:
+        state = newest(run, _check_names)[1]
         _check_logs(run, state)
     env_steps: int = state["counts"]["env_steps"]
     return env_steps
@@ -239,7 +244,7 @@ def _check(run: Run, folder: Path) -> dict[str, Any]:
 
 def _segments(run: Run, state: dict[str, Any]) -> Iterator[dict[str, Array]]:
     """Read the frames of a checkpoint, each file checked before it is looked at."""
-    for name, expected in _segment_sums(state).items():
+    for name, expected in state["replay"]["segments"].items():
         path = run.replay / name
         data = path.read_bytes() if path.is_file() else b""
         if hashlib.sha256(data).hexdigest() != expected:
@@ -264,13 +269,20 @@ def _read_state(folder: Path) -> dict[str, Any]:
     return state
 
 
-def _segment_sums(state: dict[str, Any]) -> dict[str, str]:
-    """Return the checksums of the segments that a checkpoint needs, by names that are safe to use:
-    one with a separator in it would lead out of the folder."""
-    sums: dict[str, str] = state["replay"]["segments"]
-    for name in sums:
+def _check_names(state: dict[str, Any]) -> None:
+    """Refuse names that would lead out of the folder once they are part of a path."""
+    for name in state["replay"]["segments"]:
         if SEGMENT.fullmatch(name) is None:
             raise KstepError(f"state.json names {name!r}, which is no segment of the replay")
+    if unknown := set(state["positions"]) - set(LOGS):
+        raise KstepError(f"state.json names {sorted(unknown)}, which are no logs")
+
+
+def _segment_sums(folder: Path) -> dict[str, str]:
+    """Return the checksums of the segments that a checkpoint needs, by name."""
+    state = _read_state(folder)
+    _check_names(state)
+    sums: dict[str, str] = state["replay"]["segments"]
     return sums
 
 
@@ -280,8 +292,6 @@ def _check_logs(run: Run, state: dict[str, Any]) -> None:
 
 
 def _positions(state: dict[str, Any]) -> Positions:
-    if unknown := set(state["positions"]) - set(LOGS):
-        raise KstepError(f"state.json names {sorted(unknown)}, which are no logs")
     return {name: Written(**value) for name, value in state["positions"].items()}
 
 
@@ -316,7 +326,7 @@ def _new_segment(run: Run, replay: Replay) -> tuple[dict[str, str], Path]:
     the frames that none of them holds."""
     known: dict[str, str] = {}
     with suppress(IndexError, *UNREADABLE):  # otherwise all frames are written once more
-        known = _segment_sums(_read_state(run.checkpoint_folders()[-1]))
+        known = _segment_sums(run.checkpoint_folders()[-1])
     written = max((_range(name)[1] for name in known), default=0)
     # The newest frame of the last segment had no action yet, so it is written once more.
     start = max(written - 1, replay.oldest_frame, 0)
@@ -357,7 +367,7 @@ def _unneeded_segments(run: Run) -> list[Path]:
     needed: set[str] = set()
     try:
         for path in run.checkpoint_folders()[-KEEP:]:
-            needed |= set(_segment_sums(_read_state(path)))
+            needed |= set(_segment_sums(path))
     except UNREADABLE:
         return []
     found = run.replay.glob("frames-*.safetensors")
