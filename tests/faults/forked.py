@@ -161,9 +161,9 @@ class _Watch:
                     os.write(self._report, f"{event} {place}\n".encode())
         self._happens(event)
 
-    def _counted_fsync(self, descriptor: Any) -> None:
+    def _counted_fsync(self, fd: Any) -> None:
         self._happens("fsync")
-        self._fsync(descriptor)
+        self._fsync(fd)
 
     def _happens(self, event: str) -> None:
         self._events += 1

@@ -268,7 +268,8 @@ def test_a_checkpoint_damaged_while_the_run_is_written_stops_nothing(
 
 def before_the_lock(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], object]) -> None:
     """Let something happen just before a run gets its lock for the first time."""
-    real, done = fcntl.flock, []
+    done: list[bool] = []
+    real = fcntl.flock
 
     def flock(file: Any, operation: int) -> None:
         if not done and operation & fcntl.LOCK_EX:
