@@ -14,7 +14,7 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -124,16 +124,16 @@ class Tree:
 
     @contextmanager
     def _opened(self, folder: Path) -> Iterator[int]:
-        descriptor = os.open(self.root, _FOLDER)
-        try:
+        # On a stack, so that not even an interrupt can let one be closed twice: the second time it
+        # might be somebody else's.
+        with ExitStack() as stack:
+            descriptor = os.open(self.root, _FOLDER)
+            stack.callback(os.close, descriptor)
             for path in self._down_to(folder):
                 with _named(path):
-                    inner = os.open(path.name, _FOLDER | os.O_NOFOLLOW, dir_fd=descriptor)
-                os.close(descriptor)
-                descriptor = inner
+                    descriptor = os.open(path.name, _FOLDER | os.O_NOFOLLOW, dir_fd=descriptor)
+                stack.callback(os.close, descriptor)
             yield descriptor
-        finally:
-            os.close(descriptor)
 
     def _down_to(self, folder: Path) -> list[Path]:
         """Return the folders from below the root to this one."""

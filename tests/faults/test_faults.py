@@ -44,7 +44,7 @@ def test_wherever_writing_fails_the_folder_stays_whole(
     reference = go(tmp_path / "reference", experiment(env_steps=34), **small)
     folder, real = tmp_path / "run", os.fsync
     said = {errno.ENOSPC: "the disk is full", errno.EROFS: "no permission to write"}[kind]
-    for fails_at in range(1, 12):  # two for what is known of the run, then those of a checkpoint
+    for fails_at in range(1, 32):  # what a run begins with, and then more than one checkpoint
         calls = 0
 
         def fsync(descriptor: int, fails_at: int = fails_at) -> None:
@@ -162,6 +162,27 @@ def test_two_signals_end_at_once_even_inside_a_checkpoint(
     assert stopped.value.exit_code == 130
     assert whole(Run.open(tmp_path / "run"))
     assert_same(reference, go(tmp_path / "run", experiment(env_steps=50)))
+
+
+def test_two_signals_keep_a_checkpoint_that_is_just_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference = go(tmp_path / "reference", experiment(env_steps=50))
+    real = os.rename
+
+    def rename(old: Any, new: Any, **options: Any) -> None:
+        real(old, new, **options)
+        if Path(new).name == "000000036":
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", rename)
+        at_decision(patch, 35, lambda: os.kill(os.getpid(), signal.SIGINT))
+        with pytest.raises(Stopped, match=r"stopped at once.*checkpoint is at 36 env steps"):
+            go(tmp_path / "run", experiment(env_steps=50))
+    said = StringIO()
+    assert_same(reference, go(tmp_path / "run", experiment(env_steps=50), said))
+    assert "resuming at 36 env steps" in said.getvalue()
 
 
 def test_a_stop_does_not_wait_for_an_evaluation(

@@ -190,6 +190,8 @@ def begin(run: Run) -> None:
 
 def tidy(run: Run) -> None:
     """Remove what a run that was killed at its end has left behind; the lock must be free."""
+    if run.is_legacy:
+        return
     if run.incomplete() or run.checkpoint_folders()[:-KEEP] or _unneeded_segments(run):
         with run.locked():
             _remove_incomplete(run)
