@@ -19,14 +19,15 @@ import torch
 from kstep import cli, errors
 from kstep.data.replay import Replay
 from kstep.data.ring import FRAMES_FILE, ReplayConfig
-from kstep.envs import EnvConfig, gl, make, toy
+from kstep.envs import EnvConfig, gl, make, make_apart, toy
 from kstep.envs.base import RendererFailed
-from kstep.envs.worker import RemoteEnv
+from kstep.envs.remote import RemoteEnv
 from kstep.errors import Fault
 from kstep.run import checkpoint
 from kstep.run.folder import Run
 from kstep.run.train import Stopped
 from kstep.types import EnvSpec, KstepError
+from tests.make import expect
 from tests.runs import ALWAYS, assert_same, at_decision, contents, experiment, go
 
 
@@ -186,12 +187,12 @@ def test_the_wall_clock_may_jump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_a_worker_that_cannot_draw_any_more_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     config = EnvConfig("toy_reach", size=36)
-    here, remote = make(config, 0), RemoteEnv(config, 0)
+    here, remote = make(config, 0), expect(RemoteEnv, make_apart(config, 0))
     try:
         here.reset(seed=1)
         remote.reset(seed=1)
         action, first = np.array([0.1, 0.2], np.float32), remote.pid
-        real, failures = remote._connection.recv, 0
+        real, failures = remote._simulator._connection.recv, 0
 
         def recv() -> Any:
             nonlocal failures
@@ -199,7 +200,8 @@ def test_a_worker_that_cannot_draw_any_more_is_replaced(monkeypatch: pytest.Monk
             real()
             return "useless", "the driver is gone"
 
-        remote._connection = _Answering(remote._connection, recv)
+        there = remote._simulator
+        there._connection = _Answering(there._connection, recv)  # type: ignore[assignment]
         found, expected = remote.step(action), here.step(action)
         assert failures == 1
         assert remote.pid != first

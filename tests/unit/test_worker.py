@@ -7,23 +7,28 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from kstep.envs import ControlEnv, EnvConfig, make, spec_of
-from kstep.envs.worker import RETRIES, RemoteEnv
+from kstep.envs import ControlEnv, EnvConfig, make, make_apart, spec_of
+from kstep.envs.remote import RETRIES, RemoteEnv
 from kstep.types import KstepError
+from tests.make import expect
 
 CONFIG = EnvConfig("toy_reach", size=36)
 
 
 @pytest.fixture
 def remote() -> Iterator[RemoteEnv]:
-    env = make(CONFIG, 0, apart=True)
-    assert isinstance(env, RemoteEnv)
+    env = apart(CONFIG)
     yield env
     env.close()
+
+
+def apart(config: EnvConfig, **options: Any) -> RemoteEnv:
+    return expect(RemoteEnv, make_apart(config, 0, **options))
 
 
 def same_step(env: ControlEnv, remote: RemoteEnv, action: np.ndarray, kill: bool = False) -> bool:
@@ -72,14 +77,14 @@ def test_a_worker_that_keeps_dying_is_reported(
     broken.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(broken))
     os.kill(remote.pid, signal.SIGKILL)
-    with pytest.raises(KstepError, match="died 4 times in a row"):
+    with pytest.raises(KstepError, match="failed 4 times in a row: it was ended with exit code 0"):
         remote.step(np.zeros(2, np.float32))
     assert len(starts.read_text().splitlines()) == RETRIES
 
 
 def test_what_the_environment_refuses_is_refused_here(remote: RemoteEnv) -> None:
     with pytest.raises(KstepError, match="at least 1 pixel"):
-        RemoteEnv(EnvConfig("toy_reach", size=0), 0)
+        apart(EnvConfig("toy_reach", size=0))
     remote.reset(seed=0)
     with pytest.raises(KstepError, match="not finite"):
         remote.step(np.array([np.nan, 0], np.float32))
@@ -92,13 +97,13 @@ def test_nothing_is_imported_from_the_current_directory(
 ) -> None:
     (tmp_path / "gymnasium.py").write_text("raise SystemExit('imported from here')\n")
     monkeypatch.chdir(tmp_path)
-    env = RemoteEnv(CONFIG, 0)
+    env = apart(CONFIG)
     assert env.reset(seed=1)[0].shape == (36, 36, 3)
     env.close()
 
 
 def test_no_process_is_left_behind() -> None:
-    env = RemoteEnv(CONFIG, 0)
+    env = apart(CONFIG)
     pid = env.pid
     env.close()
     env.close()

@@ -30,7 +30,7 @@ import psutil  # type: ignore[import-untyped, unused-ignore]
 from kstep.errors import Busy, KstepError
 from kstep.sweep import cost, plan
 from kstep.sweep.plan import RunSpec
-from kstep.types import BackendRequest
+from kstep.types import BackendRequest, OverlapRequest
 
 Result = Literal["done", "failed", "stopped", "busy"]
 
@@ -49,7 +49,7 @@ class Slot:
     threads: int = 1
     memory_gb: float = 2.0
     device: str = "cpu"
-    overlap: Literal["auto", "on", "off"] = "off"
+    overlap: OverlapRequest = "off"
     checkpoint_minutes: float = 5.0
     encoder_backend: BackendRequest = "auto"
     """`auto`: each machine chooses, which decides the last bits of runs that begin there."""
