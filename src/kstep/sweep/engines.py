@@ -9,6 +9,7 @@ engine, machine or user started it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -273,7 +274,9 @@ class Ray:
         ray = _import("ray")
         if not ray.is_initialized():
             try:
-                ray.init(address=self.address, log_to_driver=False, logging_level="ERROR")
+                # Ray lets every worker import from the directory that this is called in.
+                with contextlib.chdir(sys.prefix):
+                    ray.init(address=self.address, log_to_driver=False, logging_level="ERROR")
             except (ConnectionError, ValueError) as error:
                 raise KstepError(
                     f"no Ray cluster at '{self.address}': {error}. Start one with "
@@ -327,6 +330,8 @@ class Slurm:
         submitit = _import("submitit")
         if not specs:
             return
+        # Jobs start in this directory, as `python -m`; the variable is -P for all of them.
+        os.environ["PYTHONSAFEPATH"] = "1"
         folder = _absolute(specs[0]).folder.parents[2] / "slurm"
         executor = submitit.AutoExecutor(folder=folder, cluster=self.cluster)
         executor.update_parameters(
