@@ -23,7 +23,8 @@ from kstep.envs import EnvConfig, gl, make, make_apart, toy
 from kstep.envs.base import RendererFailed
 from kstep.envs.remote import RemoteEnv
 from kstep.errors import Fault
-from kstep.run import checkpoint
+from kstep.run import checkpoint, train
+from kstep.run.evaluate import Evaluation, evaluate
 from kstep.run.folder import Run
 from kstep.run.train import Stopped
 from kstep.types import EnvSpec, KstepError
@@ -175,6 +176,33 @@ def test_a_stop_does_not_wait_for_an_evaluation(
             go(tmp_path / "run", experiment(env_steps=60))
     assert [row["mark"] for row in Run.open(tmp_path / "run").evaluations()] == [0]
     assert_same(reference, go(tmp_path / "run", experiment(env_steps=60)))
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_stop_inside_an_evaluation_ends_it(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first, one in between, and the last, which is made up for once the budget is spent."""
+    reference = go(tmp_path / "reference", experiment(env_steps=60))
+    calls, real = 0, evaluate
+
+    def stopped_in(*arguments: Any) -> Evaluation:
+        nonlocal calls
+        calls += 1
+        if calls == number + 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "evaluate", stopped_in)
+        with pytest.raises(Stopped, match=r"a checkpoint is written") as stopped:
+            go(tmp_path / "run", experiment(env_steps=60))
+    assert stopped.value.exit_code == 143
+    run = Run.open(tmp_path / "run")
+    assert [row["mark"] for row in run.evaluations()] == [0, 50, 60][:number]
+    assert not run.is_done(60)
+    assert_same(reference, go(tmp_path / "run", experiment(env_steps=60)))
+    assert run.is_done(60)
 
 
 def test_the_wall_clock_may_jump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,17 +14,15 @@ import math
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.envs.registration import EnvSpec
+from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from kstep.envs import gl
 from kstep.envs.base import ControlEnv, resized
 from kstep.types import Array, KstepError, ObservationKind
-
-T = TypeVar("T", float, bool)
 
 
 class GymnasiumEnv(ControlEnv):
@@ -79,12 +77,14 @@ class GymnasiumEnv(ControlEnv):
             gl.prepare(required=observation == "pixels")
         options: dict[str, Any] = {"disable_env_checker": True, "max_episode_steps": -1}
         with self._blamed("__init__"):
-            env = gymnasium.make(gym_id, **options)
-            renders = "rgb_array" in (env.metadata.get("render_modes") or ())
-            if renders:
-                env.close()
+            if _can_render(_creator(spec)):
                 env = gymnasium.make(gym_id, **options, render_mode="rgb_array")
-        return env, renders, spec.max_episode_steps
+            else:
+                env = gymnasium.make(gym_id, **options)
+                if env.render_mode is None and _can_render(env):  # a function made it
+                    env.close()
+                    env = gymnasium.make(gym_id, **options, render_mode="rgb_array")
+        return env, env.render_mode == "rgb_array", spec.max_episode_steps
 
     def _begin(self, seed: int | None) -> None:
         if seed is None:
@@ -102,9 +102,9 @@ class GymnasiumEnv(ControlEnv):
         needed = "observation, reward, terminated, truncated, info"
         self._last, reward, terminated, truncated, _ = self._parts("step", answer, needed)
         return (
-            self._scalar(reward, "reward", float),
-            self._scalar(terminated, "end of an episode (terminated)", bool),
-            self._scalar(truncated, "end of an episode (truncated)", bool),
+            self._number(reward, "reward"),
+            self._flag(terminated, "terminated"),
+            self._flag(truncated, "truncated"),
         )
 
     def _parts(self, method: str, answer: Any, needed: str) -> tuple[Any, ...]:
@@ -113,12 +113,18 @@ class GymnasiumEnv(ControlEnv):
             raise KstepError(f"{self} returned {found} from {method}(); needed are {needed}")
         return answer
 
-    def _scalar(self, value: Any, what: str, kind: type[T]) -> T:
-        try:
-            return kind(np.asarray(value).item())
-        except (TypeError, ValueError) as error:
-            needed = "a number" if kind is float else "True or False"
-            raise KstepError(f"{self} gave {value!r} as the {what}; needed is {needed}") from error
+    def _number(self, value: Any, what: str, needed: str = "a number") -> float:
+        with contextlib.suppress(ValueError):  # where it is a ragged list
+            array = np.asarray(value)
+            if array.size == 1 and array.dtype.kind in "biuf":
+                return float(array.item())
+        raise KstepError(f"{self} gave {value!r} as {what}; needed is {needed}")
+
+    def _flag(self, value: Any, what: str) -> bool:
+        number = self._number(value, what, "True or False")
+        if number not in (0, 1):
+            raise KstepError(f"{self} gave {value!r} as {what}; needed is True or False")
+        return bool(number)
 
     @contextlib.contextmanager
     def _blamed(self, doing: str) -> Iterator[None]:
@@ -137,27 +143,31 @@ class GymnasiumEnv(ControlEnv):
             ) from error
 
     def _state(self) -> Array:
-        try:
-            state = np.ravel(np.asarray(self._last)).astype(np.float32)
-        except (TypeError, ValueError) as error:
-            raise KstepError(
-                f"{self} gave an observation of {type(self._last).__name__} that is no array of "
-                f"numbers: {error}"
-            ) from error
-        if state.shape != self.observation_space.shape:
-            raise KstepError(
-                f"{self} gave an observation of {state.size} numbers; its space says "
-                f"{self.observation_space.shape}"
-            )
+        state = np.ravel(self._observed()).astype(np.float32)
         if not np.isfinite(state).all():
             raise KstepError(f"{self} gave an observation that is not finite")
         return state
+
+    def _observed(self) -> Array:
+        """Return the environment's last observation, if it is what its space says."""
+        space = self._env.observation_space
+        with contextlib.suppress(ValueError):  # where it is a ragged list
+            found = np.asarray(self._last)
+            if found.shape == space.shape and found.dtype.kind in "biuf":
+                return found
+            raise KstepError(
+                f"{self} gave an observation {found.shape} {found.dtype}; its space says "
+                f"{space.shape} {space.dtype}"
+            )
+        raise KstepError(
+            f"{self} gave an observation that is no array; its space says {space.shape}"
+        )
 
     def _draw(self, height: int, width: int, camera: int) -> Array:
         # Films prefer the render, which is usually larger than what the agent sees.
         filming = (height, width) != (self.size, self.size)
         if self._shows_image and not (filming and self._renders):
-            image, source = np.asarray(self._last), "an observation"
+            image, source = self._observed(), "an observation"
         elif self._renders:
             image, source = self._rendered(), "a rendered image"
         else:
@@ -192,8 +202,22 @@ def taking_registration(gym_id: str, maker: Callable[[], ControlEnv]) -> Callabl
 
 def _registered(spec: EnvSpec | None, maker: Callable[[], ControlEnv]) -> ControlEnv:
     if spec is not None:
+        with contextlib.suppress(Exception):  # what is wrong will be said when it is made
+            _creator(spec)  # importing a package usually registers its environments
         gymnasium.registry.setdefault(spec.id, spec)
     return maker()
+
+
+def _creator(spec: EnvSpec) -> Any:
+    at = spec.entry_point
+    return load_env_creator(at) if isinstance(at, str) else at
+
+
+def _can_render(creator: Any) -> bool:
+    """Whether an environment, or its class, says that it can; a function says nothing."""
+    metadata = getattr(creator, "metadata", None)
+    modes = metadata.get("render_modes") if isinstance(metadata, dict) else None
+    return "rgb_array" in (modes or ())
 
 
 def _is_image(space: Any) -> bool:

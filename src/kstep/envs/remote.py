@@ -34,7 +34,8 @@ T = TypeVar("T")
 RETRIES = 3
 """Processes in a row that may be lost during one request before the run is ended."""
 TIMEOUT = 300.0
-"""Seconds that an environment may take to be made, to reset, to step or to render."""
+"""Seconds that an environment may take to reset, to step or to render, unless set otherwise, and to
+be made, whatever is set."""
 
 
 class Lost(Exception):
@@ -96,9 +97,10 @@ class Simulator:
         """Return the answer to the oldest request, which must have been about this environment."""
         owner, name = self._pending[0]
         assert owner == number, f"{owner} was asked before {number}"
+        seconds = max(self.timeout, TIMEOUT) if name == "open" else self.timeout
         try:
-            if not self._connection.poll(self.timeout):
-                raise Lost(f"it did not answer {name}() within {self.timeout:g} s")
+            if not self._connection.poll(seconds):
+                raise Lost(f"it did not answer {name}() within {seconds:g} s")
             kind, answer = self._connection.recv()
         except (EOFError, OSError) as error:
             raise Lost(self._end()) from error

@@ -57,6 +57,9 @@ class Environments:
             env.draw_with(self._envs[lender])
         return {name: value for name, value in vars(env).items() if not name.startswith("_")}
 
+    def name_of(self, number: int) -> str:
+        return str(self._envs.get(number, "the environment"))
+
     def close(self, number: int) -> None:
         if number in self._envs:
             self._envs.pop(number).close()
@@ -91,7 +94,9 @@ def _answer(
         return "useless", str(error)
     except KstepError as error:
         return "refused", str(error)
-    except (Exception, KeyboardInterrupt) as error:
+    except KeyboardInterrupt:  # the environment's own: this process ignores the signal
+        return "refused", f"{environments.name_of(number)} raised KeyboardInterrupt in {name}()"
+    except Exception as error:
         # The system's fault, such as no memory, or a mistake, which a traceback helps to find.
         sentence = explain(error)
         return ("fault", sentence) if sentence else ("bug", traceback.format_exc())
@@ -114,4 +119,8 @@ if __name__ == "__main__":
     die_with(int(sys.argv[2]))
     # Last, so that nothing in them stands in for what is installed.
     sys.path += [folder for folder in sys.argv[3:] if folder not in sys.path]
-    serve(Connection(int(sys.argv[1])))
+    connection = Connection(int(sys.argv[1]))
+    serve(connection)
+    # At once: threads that an environment has started may never end.
+    sys.stdout.flush()
+    os._exit(0)
