@@ -270,7 +270,7 @@ class Learner:
 
     def fill(self, decisions: int) -> None:
         """Store episodes of random frames."""
-        length = self.spec.episode_decisions or decisions
+        length = self.spec.episode_decisions
         self.replay = ReplayBuffer(decisions, self.obs_shape, self.spec.action_dim)
         channels, height, width = self.obs_shape
         colours = self.spec.frame_shape[2]

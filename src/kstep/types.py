@@ -32,6 +32,10 @@ Renderer: TypeAlias = Literal["exact", "quick", "raytraced"]
 Backend: TypeAlias = Literal["torch", "native", "compiled"]
 """What computes the encoder's convolutions."""
 BackendRequest: TypeAlias = Literal["auto", "torch", "native", "compiled"]
+Overlap: TypeAlias = Literal["on", "off", "here"]
+"""When and where an environment steps: in a process of its own while the agent learns or after it;
+in this process."""
+OverlapRequest: TypeAlias = Literal["auto", "on", "off", "here"]
 
 
 @dataclass(frozen=True)
@@ -43,8 +47,8 @@ class EnvSpec:
     """One unstacked observation: (H, W, C) for pixels, (D,) for a state vector."""
     action_dim: int
     action_repeat: int
-    episode_decisions: int | None
-    """Decisions after which the time limit ends an episode; None where there is none."""
+    episode_decisions: int
+    """Decisions after which the time limit ends an episode."""
 
     @property
     def frame_dtype(self) -> np.dtype[Any]:

@@ -43,6 +43,11 @@ DERIVED = {"derived": True}
 """Metadata of a field that is no setting: what `resolve` made of it is stored instead."""
 
 
+LATER = {"later": True}
+"""Metadata of a setting that is younger than the format of config.json. While it has its default it
+is not stored, so that experiments from before it keep their digests."""
+
+
 def is_derived(field: dataclasses.Field[Any]) -> bool:
     return bool(field.metadata.get("derived"))
 
@@ -63,16 +68,23 @@ class Family(abc.ABC):
             cls.kinds[cls.kind] = cls
 
 
-def encode(value: Any) -> Any:
-    """Turn a dataclass into plain JSON values."""
+def encode(value: Any, *, complete: bool = False) -> Any:
+    """Turn a dataclass into plain JSON values, as they are stored.
+
+    `complete`: with younger settings that have their defaults as well.
+    """
     if dataclasses.is_dataclass(value):
-        stored = [f for f in dataclasses.fields(value) if not is_derived(f)]
-        data = {f.name: encode(getattr(value, f.name)) for f in stored}
+        data = {
+            f.name: encode(getattr(value, f.name), complete=complete)
+            for f in dataclasses.fields(value)
+            if not is_derived(f)
+            and (complete or "later" not in f.metadata or getattr(value, f.name) != f.default)
+        }
         return {"kind": value.kind, **data} if isinstance(value, Family) else data
     if isinstance(value, tuple | list):
-        return [encode(item) for item in value]
+        return [encode(item, complete=complete) for item in value]
     if isinstance(value, Mapping):
-        return {key: encode(item) for key, item in value.items()}
+        return {key: encode(item, complete=complete) for key, item in value.items()}
     return value
 
 
@@ -179,7 +191,7 @@ def flat(data: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 def difference(left: Any, right: Any) -> list[tuple[str, Any, Any]]:
     """Return (key, left value, right value) wherever two configurations differ."""
-    flat_left, flat_right = dict(flat(encode(left))), dict(flat(encode(right)))
+    flat_left, flat_right = (dict(flat(encode(side, complete=True))) for side in (left, right))
     rows = [(key, flat_left.get(key), flat_right.get(key)) for key in flat_left | flat_right]
     return [row for row in rows if row[1] != row[2]]
 

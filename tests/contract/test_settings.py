@@ -210,7 +210,7 @@ def doing(experiment: Experiment, folder: Path) -> list[Any]:
         add(replay, action, reward, *rest)
         events.append(("step", reward, len(replay)))
 
-    def evaluate(agent: Agent, lanes: Any, seeds: list[int]) -> Evaluation:
+    def evaluate(agent: Agent, lanes: Any, seeds: list[int], on_step: Any) -> Evaluation:
         events.append(("evaluate", *seeds))
         return Evaluation((0.0,) * len(seeds), (1,) * len(seeds))
 
@@ -227,7 +227,7 @@ def doing(experiment: Experiment, folder: Path) -> list[Any]:
         patch.setattr(checkpoint, "save", lambda *_: folder)
         patch.setattr(system, "versions", VERSIONS)
         patch.setattr(system, "commit", COMMIT)
-        runtime = Runtime(threads=1, encoder_backend="torch", overlap="off")
+        runtime = Runtime(threads=1, encoder_backend="torch", overlap="here")
         train.train(Run(folder, experiment), runtime, Console(file=StringIO()))
     return events
 
@@ -299,7 +299,7 @@ def test_every_setting_decides_something_or_is_refused(method: str, tmp_path: Pa
 def test_every_setting_is_changed(method: str) -> None:
     """No field is left out, but for kinds that there is only one of."""
     found = {key for key, _ in changes(base(method))}
-    fields = {key for key, _ in flat(encode(base(method)))}
+    fields = {key for key, _ in flat(encode(base(method), complete=True))}
     assert fields - found <= {"method.core.kind"}
 
 

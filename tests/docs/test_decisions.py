@@ -72,7 +72,7 @@ def live(method: str, task: str = TASK) -> dict[str, Any]:
             for name, inner in node.items():
                 walk(inner, f"{path}.{name}" if path else name)
 
-    walk(encode(resolve(method, task)), "")
+    walk(encode(resolve(method, task), complete=True), "")
     return values
 
 

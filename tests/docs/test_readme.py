@@ -20,7 +20,13 @@ from tests.docs.test_decisions import KEY, LINK, accepts, live
 ROOT = Path(__file__).parents[2]
 PAGES = {
     name: (ROOT / name).read_text()
-    for name in ("README.md", "docs/analysis.md", "docs/scale.md", "docs/speed.md")
+    for name in (
+        "README.md",
+        "docs/analysis.md",
+        "docs/reliability.md",
+        "docs/scale.md",
+        "docs/speed.md",
+    )
 }
 VERBS = typing.get_args(cli.Verb)
 

@@ -19,14 +19,16 @@ import torch
 from kstep import cli, errors
 from kstep.data.replay import Replay
 from kstep.data.ring import FRAMES_FILE, ReplayConfig
-from kstep.envs import EnvConfig, gl, make, toy
+from kstep.envs import EnvConfig, gl, make, make_apart, toy
 from kstep.envs.base import RendererFailed
-from kstep.envs.worker import RemoteEnv
+from kstep.envs.remote import RemoteEnv
 from kstep.errors import Fault
-from kstep.run import checkpoint
+from kstep.run import checkpoint, train
+from kstep.run.evaluate import Evaluation, evaluate
 from kstep.run.folder import Run
 from kstep.run.train import Stopped
 from kstep.types import EnvSpec, KstepError
+from tests.make import expect
 from tests.runs import ALWAYS, assert_same, at_decision, contents, experiment, go
 
 
@@ -197,6 +199,33 @@ def test_a_stop_does_not_wait_for_an_evaluation(
     assert_same(reference, go(tmp_path / "run", experiment(env_steps=60)))
 
 
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_stop_inside_an_evaluation_ends_it(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first, one in between, and the last, which is made up for once the budget is spent."""
+    reference = go(tmp_path / "reference", experiment(env_steps=60))
+    calls, real = 0, evaluate
+
+    def stopped_in(*arguments: Any) -> Evaluation:
+        nonlocal calls
+        calls += 1
+        if calls == number + 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "evaluate", stopped_in)
+        with pytest.raises(Stopped, match=r"a checkpoint is written") as stopped:
+            go(tmp_path / "run", experiment(env_steps=60))
+    assert stopped.value.exit_code == 143
+    run = Run.open(tmp_path / "run")
+    assert [row.mark for row in run.evaluations()] == [0, 50, 60][:number]
+    assert not run.is_done(60)
+    assert_same(reference, go(tmp_path / "run", experiment(env_steps=60)))
+    assert run.is_done(60)
+
+
 def test_the_wall_clock_may_jump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reference = go(tmp_path / "reference", experiment(env_steps=40))
     jumps = iter(range(10**9))
@@ -207,12 +236,12 @@ def test_the_wall_clock_may_jump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_a_worker_that_cannot_draw_any_more_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     config = EnvConfig("toy_reach", size=36)
-    here, remote = make(config, 0), RemoteEnv(config, 0)
+    here, remote = make(config, 0), expect(RemoteEnv, make_apart(config, 0))
     try:
         here.reset(seed=1)
         remote.reset(seed=1)
         action, first = np.array([0.1, 0.2], np.float32), remote.pid
-        real, failures = remote._connection.recv, 0
+        real, failures = remote._simulator._connection.recv, 0
 
         def recv() -> Any:
             nonlocal failures
@@ -220,7 +249,8 @@ def test_a_worker_that_cannot_draw_any_more_is_replaced(monkeypatch: pytest.Monk
             real()
             return "useless", "the driver is gone"
 
-        remote._connection = _Answering(remote._connection, recv)
+        there = remote._simulator
+        there._connection = _Answering(there._connection, recv)  # type: ignore[assignment]
         found, expected = remote.step(action), here.step(action)
         assert failures == 1
         assert remote.pid != first

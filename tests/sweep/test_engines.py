@@ -141,14 +141,19 @@ def test_nothing_is_imported_from_the_current_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (spec,) = specs_in(tmp_path, "sac_state", env_steps=60)
-    hostile = tmp_path / "hostile"
-    hostile.mkdir()
-    for name in ("gymnasium", "torch", "rich", "tyro"):
-        (hostile / f"{name}.py").write_text("raise SystemExit('imported from here')\n")
-    monkeypatch.chdir(hostile)
+    monkeypatch.chdir(hostile(tmp_path))
     outcome = execute(spec, replace(Slot(), overlap="on"))
     assert outcome.result == "done", outcome.error
-    assert not (hostile / "__pycache__").exists()
+    assert not (tmp_path / "hostile" / "__pycache__").exists()
+
+
+def hostile(tmp_path: Path) -> Path:
+    """A folder in which modules lie that must not be imported."""
+    folder = tmp_path / "hostile"
+    folder.mkdir()
+    for name in ("gymnasium", "torch", "rich", "tyro", "submitit", "cloudpickle"):
+        (folder / f"{name}.py").write_text("raise SystemExit('imported from here')\n")
+    return folder
 
 
 def test_one_failure_is_recorded_and_the_others_continue(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from kstep.cli import main
 from kstep.sweep.engines import Local
 from kstep.sweep.plan import RunSpec, status
 from tests.make import HANGING
-from tests.sweep.test_engines import OFTEN, results, specs_in, wait_until
+from tests.sweep.test_engines import OFTEN, hostile, results, specs_in, wait_until
 
 ray = pytest.importorskip("ray")
 
@@ -54,8 +54,9 @@ def cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
 
 
 def sweep(cluster: Any, *arguments: str) -> subprocess.Popen[str]:
-    """Start a sweep on the cluster as a user would."""
-    command = [sys.executable, "-m", "kstep", "sweep", *arguments, "--scale", "debug"]
+    """Start a sweep on the cluster as the command `kstep` does, which imports nothing from the
+    current directory."""
+    command = [sys.executable, "-P", "-m", "kstep", "sweep", *arguments, "--scale", "debug"]
     command += ["--engine", "ray", "--address", cluster.address, "--threads", "1"]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
@@ -84,6 +85,17 @@ def compared_with_local(cluster: Any, folder: Path, *chosen: str) -> None:
 
 def test_the_same_table_as_local(cluster: Any, tmp_path: Path) -> None:
     compared_with_local(cluster, tmp_path, "--methods", "sac_state", "ksl", "--seeds", "1")
+
+
+def test_nothing_is_imported_from_the_current_directory(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(hostile(tmp_path))
+    (spec,) = specs_in(tmp_path, "sac_state", env_steps=60)
+    out = ended_well(sweep(cluster, str(tmp_path / "tiny.toml"), "--runs", str(tmp_path / "runs")))
+    assert "sweep ended: 1 done" in out
+    assert status(spec).state == "done"
+    assert not (tmp_path / "hostile" / "__pycache__").exists()
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ import pytest
 from kstep.cli import main
 from kstep.sweep.engines import Local, Slot, Slurm
 from kstep.sweep.plan import status
-from tests.sweep.test_engines import OFTEN, results, specs_in, wait_until
+from tests.sweep.test_engines import OFTEN, hostile, results, specs_in, wait_until
 
 pytest.importorskip("submitit")
 
@@ -31,11 +31,15 @@ needs_slurm = pytest.mark.skipif(
 )
 
 
-def test_jobs_execute_runs(tmp_path: Path) -> None:
+def test_jobs_execute_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where modules of the names that they import lie in the current directory."""
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    monkeypatch.chdir(hostile(tmp_path))
     specs = specs_in(tmp_path, "sac_state", env_steps=60)
     outcomes = dict(event for event in Slurm(cluster="local").run(specs, Slot(), 1) if event)
     assert [outcome.result for outcome in outcomes.values()] == ["done"], outcomes
     assert {status(spec).state for spec in specs} == {"done"}
+    assert not (tmp_path / "hostile" / "__pycache__").exists()
 
 
 @pytest.fixture

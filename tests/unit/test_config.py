@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from kstep.envs import PLANET
 from kstep.methods import METHODS
 from kstep.nets.encoder import PixelEncoderConfig
 from kstep.rl.sac import SACConfig
+from kstep.run.folder import Run, RunFolder
 from kstep.types import KstepError
 from kstep.values import decode, difference, encode
 
@@ -25,6 +27,31 @@ def test_experiments_survive_json(method: str, preset: str) -> None:
     assert again.method.name == method
     assert not difference(again, experiment)
     assert digest(again) == digest(experiment)
+
+
+def test_run_folders_of_this_format_stay_the_same_experiments(tmp_path: Path) -> None:
+    """Settings that came later are not stored while they have their defaults."""
+    written = json.loads((Path(__file__).parents[1] / "legacy" / "format2.json").read_text())
+    for name, expected in written["digests"].items():
+        method, task, preset = name.split()
+        assert digest(resolve(method, task, preset=preset)) == expected, name
+    for number, config in enumerate(written["configs"]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(config))
+        run = Run.open(folder)
+        assert not run.is_legacy
+        assert run.digest == RunFolder(folder).identity() == config["digest"]
+        assert Run.prepare(folder, run.experiment).encoder_backend == "torch"
+        assert encode(run.experiment) == config["experiment"]
+
+
+def test_a_later_setting_makes_another_experiment_once_it_is_set() -> None:
+    plain = resolve("ksl", "cartpole_swingup")
+    limited = resolve("ksl", "cartpole_swingup", overrides=["env.time_limit=500"])
+    assert digest(limited) != digest(plain)
+    assert decode(Experiment, encode(limited)).env.time_limit == 500
+    assert ("env.time_limit", None, 500) in difference(plain, limited)
 
 
 def test_the_default_is_the_papers_table() -> None:

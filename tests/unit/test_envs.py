@@ -84,8 +84,10 @@ def _registered() -> Iterator[None]:
         ids[f"Kstep_{trouble}-v0"] = (Rooms, {"trouble": trouble})
     for name, (creator, options) in ids.items():
         gymnasium.register(name, creator, max_episode_steps=4, kwargs=options)
+    endless: Any = Rooms
+    gymnasium.register("KstepEndless-v0", endless)
     yield
-    for name in ids:
+    for name in [*ids, "KstepEndless-v0"]:
         gymnasium.registry.pop(name)
 
 
@@ -314,6 +316,27 @@ def test_gymnasium_time_limits_truncate_and_its_ends_terminate(opened: Any) -> N
     assert (reward, terminated, truncated, info["env_steps"]) == (4.0, False, True, 1)
 
 
+@pytest.mark.parametrize("task", ["cartpole_swingup", "toy_reach", "gym:KstepRooms-v0"])
+def test_a_time_limit_truncates(task: str, opened: Any) -> None:
+    env = opened(task, observation="state", time_limit=3, action_repeat=2)
+    assert spec_of(env).episode_decisions == 2
+    for seed in range(2):
+        env.reset(seed=seed)
+        action = np.zeros(env.action_space.shape)
+        steps = [env.step(action)[2:] for _ in range(2)]
+        assert steps == [(False, False, {"env_steps": 2}), (False, True, {"env_steps": 1})]
+
+
+def test_a_time_limit_is_needed_and_must_have_an_effect(opened: Any) -> None:
+    with pytest.raises(KstepError, match=r"gym:KstepEndless-v0 has no time limit.*env.time_limit"):
+        make(EnvConfig("gym:KstepEndless-v0"), 0)
+    assert spec_of(opened("gym:KstepEndless-v0", time_limit=9)).episode_decisions == 9
+    # Gymnasium's limit is part of the registration, and gives way.
+    assert spec_of(opened("gym:KstepRooms-v0", time_limit=9)).episode_decisions == 9
+    with pytest.raises(KstepError, match=r"env.time_limit=1001 has no effect: cartpole_swingup"):
+        make(EnvConfig("cartpole_swingup", "state", time_limit=1001), 0)
+
+
 # Actions.
 
 
@@ -436,7 +459,7 @@ def test_environments_that_misbehave_later_are_named(opened: Any) -> None:
         env.step(np.zeros(2))
     env = opened("gym:Kstep_shape-v0", observation="state")
     env.reset(seed=0)
-    with pytest.raises(KstepError, match="gym:Kstep_shape-v0 gave an observation of 7 numbers"):
+    with pytest.raises(KstepError, match=r"gym:Kstep_shape-v0 gave an observation \(7,\)"):
         env.step(np.zeros(2))
     env = opened("gym:Kstep_render-v0")
     with pytest.raises(KstepError, match=r"a rendered image \(50, 50, 3\) float32"):

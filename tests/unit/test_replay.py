@@ -15,14 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kstep.data.replay import Replay, ReplayUnderfilled, Rule
-from kstep.data.ring import ASSUMED_EPISODE_DECISIONS, FRAMES_FILE, Counters, ReplayConfig
+from kstep.data.ring import FRAMES_FILE, Counters, ReplayConfig
 from kstep.types import Array, EnvSpec, KstepError
 from kstep.values import decode, encode
 
 FRAME_SHAPE = (2, 3, 3)
 
 
-def pixel_spec(episode_decisions: int | None = None) -> EnvSpec:
+def pixel_spec(episode_decisions: int = 50) -> EnvSpec:
     return EnvSpec("pixels", FRAME_SHAPE, 2, 1, episode_decisions)
 
 
@@ -172,7 +172,7 @@ def check_against_model(recorder: Recorder, k: int, rng: np.random.Generator) ->
 @given(
     capacity=st.integers(1, 25),
     stack=st.integers(1, 4),
-    known=st.none() | st.integers(1, 8),
+    known=st.integers(1, 8),
     lengths=st.lists(st.integers(0, 9), min_size=1, max_size=14),
     endings=st.lists(
         st.sampled_from(["terminated", "truncated", "none"]), min_size=14, max_size=14
@@ -182,7 +182,7 @@ def check_against_model(recorder: Recorder, k: int, rng: np.random.Generator) ->
 def test_samples_are_exactly_the_models(
     capacity: int,
     stack: int,
-    known: int | None,
+    known: int,
     lengths: list[int],
     endings: list[str],
     k: int,
@@ -234,14 +234,6 @@ def test_shorter_episodes_than_known_hold_fewer_never_more() -> None:
     assert 10 <= len(replay) < 20
 
 
-def test_unknown_episode_length_allows_for_the_assumed_one() -> None:
-    replay = Replay(ReplayConfig(capacity=120), pixel_spec(None))
-    recorder = Recorder(replay)
-    for _ in range(4):
-        recorder.episode(ASSUMED_EPISODE_DECISIONS)
-    assert len(replay) == 120
-
-
 def test_a_completed_episode_is_known_at_once() -> None:
     recorder = Recorder(Replay(ReplayConfig(50), pixel_spec(8)))
     rng = np.random.default_rng(0)
@@ -266,7 +258,7 @@ def chi_square(counts: Array, expected: Array | float) -> bool:
 
 
 def test_any_is_uniform_over_starts() -> None:
-    recorder = Recorder(Replay(ReplayConfig(30), pixel_spec(None), 2))
+    recorder = Recorder(Replay(ReplayConfig(30), pixel_spec(), 2))
     for length in (20, 3, 1, 12, 7):
         recorder.episode(length, "none")
     rng = np.random.default_rng(3)
@@ -280,7 +272,7 @@ def test_any_is_uniform_over_starts() -> None:
 
 
 def test_released_is_uniform_over_episodes_then_starts() -> None:
-    recorder = Recorder(Replay(ReplayConfig(100), pixel_spec(None), 2))
+    recorder = Recorder(Replay(ReplayConfig(100), pixel_spec(), 2))
     for length in (20, 6, 4, 12):
         recorder.episode(length)
     starts = sorted(recorder.starts(3, "released"))

@@ -19,7 +19,7 @@ from kstep.agent import Agent, Update
 from kstep.config import EvaluationConfig
 from kstep.data.replay import Replay
 from kstep.envs import ControlEnv, EnvConfig
-from kstep.envs.worker import RemoteEnv
+from kstep.envs.remote import RemoteEnv
 from kstep.files import fingerprint, write_json
 from kstep.reading import sha256
 from kstep.run import checkpoint, system, train
@@ -27,7 +27,7 @@ from kstep.run.folder import Run
 from kstep.run.train import Stopped
 from kstep.types import KstepError
 from kstep.values import change, encode
-from tests.make import tiny
+from tests.make import expect, tiny
 from tests.runs import ALWAYS, assert_same, at_decision, experiment, go, stop_after, weights
 
 FAMILIES = ["ksl", "ksl-results", "ksl-conv", "ksl-one-optimizer", "ksl-k3-l2", "sac_pixel"]
@@ -48,7 +48,7 @@ def test_stopped_and_continued_equals_never_stopped(
     assert_same(whole, parts)
 
 
-@pytest.mark.parametrize("overlap", ["off", "on"])
+@pytest.mark.parametrize("overlap", ["here", "on"])
 def test_stopped_between_two_episodes(
     overlap: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -315,9 +315,9 @@ def test_disk_replay_trains_like_memory(tmp_path: Path) -> None:
 
 
 def test_overlapping_changes_no_bit(tmp_path: Path) -> None:
-    one = go(tmp_path / "apart", experiment(), overlap="on")
-    two = go(tmp_path / "here", experiment(), overlap="off")
-    assert_same(one, two)
+    here = go(tmp_path / "here", experiment(), overlap="here")
+    for overlap in ("on", "off"):
+        assert_same(here, go(tmp_path / overlap, experiment(), overlap=overlap))
 
 
 def test_a_killed_worker_is_replaced_without_a_trace(
@@ -333,14 +333,13 @@ def test_a_killed_worker_is_replaced_without_a_trace(
             os.kill(worker.pid, signal.SIGKILL)
         return original(agent, replay, every_part=every_part)
 
-    def make(config: EnvConfig, seed: int, *, apart: bool = False) -> ControlEnv:
+    def make(config: EnvConfig, seed: int, **options: Any) -> ControlEnv:
         nonlocal worker
-        env = real_make(config, seed, apart=apart)
-        worker = env if isinstance(env, RemoteEnv) else worker
-        return env
+        worker = real_make(config, seed, **options)
+        return expect(RemoteEnv, worker)
 
-    real_make = envs.make
-    monkeypatch.setattr(envs, "make", make)
+    real_make = envs.make_apart
+    monkeypatch.setattr(envs, "make_apart", make)
     monkeypatch.setattr(Agent, "update", update)
     assert_same(whole, go(tmp_path / "killed", experiment(), overlap="on"))
     assert len(set(killed)) == 2

@@ -116,7 +116,7 @@ class AuxiliaryConfig(Family):
     def check_episodes(self, method: Method, spec: EnvSpec) -> None:
         """Refuse an environment whose episodes are too short for the task."""
         length = spec.episode_decisions
-        if length is not None and self.horizon > length:
+        if self.horizon > length:
             raise KstepError(
                 f"'{method.name}' learns from sequences of {self.horizon} decisions, but episodes "
                 f"have {length}"
@@ -148,7 +148,7 @@ class OwnSequences(AuxiliaryConfig):
 
     def check_episodes(self, method: Method, spec: EnvSpec) -> None:
         length, initial = spec.episode_decisions, method.learning.initial_decisions
-        if self.sampling == "any" or length is None:
+        if self.sampling == "any":
             return super().check_episodes(method, spec)
         # The released sampler leaves out the last two starts of each episode and the running one.
         if self.horizon + 2 > length:

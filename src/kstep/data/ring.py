@@ -26,10 +26,6 @@ from kstep.values import Count, Positive
 
 Storage: TypeAlias = Literal["memory", "disk"]
 
-ASSUMED_EPISODE_DECISIONS = 50
-"""Taken where an environment has no time limit. Shorter episodes than this need more frames per
-decision, and the replay then holds fewer decisions."""
-
 USABLE_PART = 0.9
 """Of the memory or disk space that is free; the rest is left to networks and batches."""
 
@@ -325,10 +321,9 @@ def _slots(config: ReplayConfig, spec: EnvSpec, stack: int) -> int:
     With episodes of L decisions, the newest C decisions touch at most ceil((C - 1) / L) + 1
     episodes, each with one frame more than decisions; or exactly ceil(C / L), followed by the lone
     first frame of a new episode. Both are at most C + ceil(C / L) + 1 frames. The oldest stack
-    needs S - 1 frames before that.
+    needs S - 1 frames before that. Where episodes end before the time limit, fewer decisions fit.
     """
-    length = spec.episode_decisions or ASSUMED_EPISODE_DECISIONS
-    return config.capacity + math.ceil(config.capacity / length) + stack
+    return config.capacity + math.ceil(config.capacity / spec.episode_decisions) + stack
 
 
 def _check_room(needed: int, available: int, of_what: str, otherwise: str) -> None:

@@ -5,9 +5,10 @@ Heavy packages are imported when an environment is made: the toy tasks never imp
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from kstep.envs.base import ControlEnv as ControlEnv
@@ -16,8 +17,8 @@ from kstep.envs.base import try_out as try_out
 from kstep.envs.tasks import PLANET as PLANET
 from kstep.envs.tasks import names as names
 from kstep.envs.tasks import parse as parse
-from kstep.types import ObservationKind, Renderer
-from kstep.values import Count, Positive
+from kstep.types import ObservationKind, Overlap, Renderer
+from kstep.values import LATER, Count, Positive
 
 
 @dataclass(frozen=True)
@@ -37,21 +38,17 @@ class EnvConfig:
     """How a task of the suite is rendered. exact: as dm_control does. quick: the same with a shadow
     map of 512 instead of 2048 and a buffer no larger than the frame; twice as fast, hardly
     distinguishable. raytraced: no OpenGL, much faster, but different images (`fast-render`)."""
+    time_limit: Positive | None = field(default=None, metadata=LATER)
+    """Env steps after which an episode is cut off. None: the task's own limit; where it has none,
+    one must be set."""
 
 
-def make(config: EnvConfig, seed: int, *, apart: bool = False) -> ControlEnv:
-    """Make an environment; `seed` is for the generator of `reset()` calls without a seed.
-
-    `apart`: in a process of its own, so that it can step while this one learns.
-    """
+def make(config: EnvConfig, seed: int) -> ControlEnv:
+    """Make an environment; `seed` is for the generator of `reset()` calls without a seed."""
     task = parse(config.task)
-    if apart:
-        from kstep.envs.worker import RemoteEnv
-
-        return RemoteEnv(config, seed)
     repeat = task.action_repeat if config.action_repeat is None else config.action_repeat
     options: Any = {"observation": config.observation, "size": config.size}
-    options |= {"action_repeat": repeat, "seed": seed}
+    options |= {"action_repeat": repeat, "time_limit": config.time_limit, "seed": seed}
     if task.kind == "toy":
         from kstep.envs.toy import ToyEnv
 
@@ -67,18 +64,64 @@ def make(config: EnvConfig, seed: int, *, apart: bool = False) -> ControlEnv:
     return SuiteEnv(task, camera=camera, renderer=config.renderer, **options)
 
 
+def make_for_training(
+    config: EnvConfig,
+    seed: int,
+    overlap: Overlap,
+    timeout: float,
+    report: Callable[[str], None],
+) -> ControlEnv:
+    """Make an environment that steps when and where `overlap` says."""
+    if overlap == "here":
+        return make(config, seed)
+    return make_apart(config, seed, eager=overlap == "on", timeout=timeout, report=report)
+
+
+def make_apart(config: EnvConfig, seed: int, **options: Any) -> ControlEnv:
+    """Make an environment in a process of its own; `options` are those of `RemoteEnv`."""
+    from kstep.envs.remote import RemoteEnv
+
+    task = parse(config.task)
+    maker: Callable[[], ControlEnv] = functools.partial(make, config, seed)
+    if task.kind == "gym":
+        from kstep.envs.gymnasium import taking_registration
+
+        maker = taking_registration(task.task, maker)
+    return RemoteEnv(task.name, maker, **options)
+
+
+def needs_process(config: EnvConfig) -> bool:
+    """Whether an environment may hang, exit or crash: all but the toys."""
+    return parse(config.task).kind != "toy"
+
+
+def make_beside(config: EnvConfig, seed: int, other: ControlEnv) -> ControlEnv:
+    """Make an environment in the process that another one runs in."""
+    from kstep.envs.remote import RemoteEnv
+
+    if isinstance(other, RemoteEnv):
+        return make_apart(config, seed, beside=other)
+    return make(config, seed)
+
+
 MOST_LANES = 10
 
 
-def make_lanes(config: EnvConfig, seed: int, number: int) -> list[ControlEnv]:
-    """Make environments to step in parallel: `number` of them, ten at most.
+def make_lanes(
+    config: EnvConfig, seed: int, number: int, beside: ControlEnv | None = None
+) -> list[ControlEnv]:
+    """Make environments to step in parallel: `number` of them, ten at most, all in the process of
+    `beside`, or else in one of their own if they need one.
 
     They share one rendering context where possible; each of its own would take 70 MB.
     """
-    lanes = [make(config, seed)]
+    if beside is not None:
+        lanes = [make_beside(config, seed, beside)]
+    else:
+        lanes = [(make_apart if needs_process(config) else make)(config, seed)]
     try:
         while len(lanes) < min(number, MOST_LANES):
-            lanes.append(make(config, seed))
+            lanes.append(make_beside(config, seed, lanes[0]))
             lanes[-1].draw_with(lanes[0])
     except BaseException:
         close_lanes(lanes)

@@ -23,6 +23,8 @@ from PIL import Image
 
 from kstep.types import Array, EnvSpec, KstepError, ObservationKind
 
+LARGEST_REWARD = float(np.finfo(np.float32).max)
+
 
 class RendererFailed(KstepError):
     """Rendering failed; it may work in a new process."""
@@ -44,22 +46,34 @@ class ControlEnv(gymnasium.Env[Array, Array], abc.ABC):
         action_low: Array,
         action_high: Array,
         action_repeat: int,
-        episode_env_steps: int | None,
+        ends_after: int | None,
+        time_limit: int | None,
         camera: int,
     ) -> None:
+        """`ends_after`: the env steps after which the simulator ends an episode by itself;
+        `time_limit`: those after which we do. One of them is needed."""
         if observation not in ("pixels", "state"):
             raise KstepError(f"observation must be pixels or state, not {observation!r}")
         if action_repeat < 1:
             raise KstepError(f"action repeat must be at least 1, not {action_repeat}")
         if size < 1:
             raise KstepError(f"frames must be at least 1 pixel wide, not {size}")
+        limits = [limit for limit in (ends_after, time_limit) if limit is not None]
+        if not limits:
+            raise KstepError(
+                f"{self} has no time limit, so an episode might never end: set one in env steps, "
+                "such as --set env.time_limit=1000"
+            )
+        if time_limit is not None and time_limit > min(limits):
+            raise KstepError(
+                f"env.time_limit={time_limit} has no effect: {self} ends its episodes after "
+                f"{ends_after} env steps"
+            )
         self.observation: ObservationKind = observation
         self.size = size
         self.camera = camera
         self.action_repeat = action_repeat
-        self.episode_decisions = (
-            None if episode_env_steps is None else math.ceil(episode_env_steps / action_repeat)
-        )
+        self.episode_decisions = math.ceil(min(limits) / action_repeat)
         self.render_mode = "rgb_array"
         self.action_space = gymnasium.spaces.Box(-1.0, 1.0, action_low.shape, np.float32)
         self.observation_space = (
@@ -75,6 +89,7 @@ class ControlEnv(gymnasium.Env[Array, Array], abc.ABC):
         self._frame: Array = np.zeros(self.observation_space.shape or (), np.uint8)
         self._rendering = True
         self._running = False
+        self._limit, self._env_steps = min(limits), 0
 
     def __str__(self) -> str:
         return self._name
@@ -107,7 +122,7 @@ class ControlEnv(gymnasium.Env[Array, Array], abc.ABC):
         seed = None if seed is None else int(seed)
         super().reset(seed=seed)
         self._begin(seed)
-        self._running = True
+        self._running, self._env_steps = True, 0
         return self._observe(), {"env_steps": 0}
 
     def step(self, action: Array) -> tuple[Array, float, bool, bool, dict[str, Any]]:
@@ -119,10 +134,12 @@ class ControlEnv(gymnasium.Env[Array, Array], abc.ABC):
         terminated = truncated = False
         while env_steps < self.action_repeat and not (terminated or truncated):
             reward, terminated, truncated = self._simulate(scaled)
-            if not math.isfinite(reward):
-                raise KstepError(f"{self} gave a reward of {reward}")
             total += reward
+            if not abs(total) <= LARGEST_REWARD:  # so that NaN fails too
+                raise KstepError(f"{self} gave a reward of {reward}, not finite in float32")
             env_steps += 1
+            self._env_steps += 1
+            truncated = truncated or (self._env_steps >= self._limit and not terminated)
         self._running = not (terminated or truncated)
         return self._observe(), total, terminated, truncated, {"env_steps": env_steps}
 

@@ -39,6 +39,7 @@ class SuiteEnv(ControlEnv):
         observation: ObservationKind,
         size: int,
         action_repeat: int,
+        time_limit: int | None,
         camera: int,
         seed: int,
         renderer: Renderer = "exact",
@@ -68,7 +69,8 @@ class SuiteEnv(ControlEnv):
             action_high=np.broadcast_to(actions.maximum, actions.shape),
             action_repeat=action_repeat,
             # Quotients of decimal time steps come out as 999.9999 or 1000.0001.
-            episode_env_steps=None if math.isinf(limit) else math.ceil(limit - 1e-6),
+            ends_after=None if math.isinf(limit) else math.ceil(limit - 1e-6),
+            time_limit=time_limit,
             camera=camera,
         )
         self._time_step: Any = None

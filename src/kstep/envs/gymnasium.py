@@ -9,13 +9,16 @@ a sentence about what is needed, at the start or at the step where it shows.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import traceback
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from kstep.envs import gl
 from kstep.envs.base import ControlEnv, resized
@@ -26,13 +29,20 @@ class GymnasiumEnv(ControlEnv):
     """A registered Gymnasium environment. Its own time limit truncates; cameras are ignored."""
 
     def __init__(
-        self, gym_id: str, *, observation: ObservationKind, size: int, action_repeat: int, seed: int
+        self,
+        gym_id: str,
+        *,
+        observation: ObservationKind,
+        size: int,
+        action_repeat: int,
+        time_limit: int | None,
+        seed: int,
     ) -> None:
         self._name = f"gym:{gym_id}"
-        self._env, self._renders = _open(gym_id, observation)
+        self._env, self._renders, registered_limit = self._open(gym_id, observation)
         self._first_seed: int | None = seed
         self._last: Any = None
-        space, actions = self._env.observation_space, self._env.action_space
+        space: Any = getattr(self._env, "observation_space", None)
         self._shows_image = _is_image(space)
         if observation == "pixels" and not (self._shows_image or self._renders):
             raise KstepError(
@@ -41,18 +51,40 @@ class GymnasiumEnv(ControlEnv):
             )
         if observation == "state" and not isinstance(space, gymnasium.spaces.Box):
             raise KstepError(f"{self} observes a {space}; as a state a Box is needed")
-        self._true_actions = _continuous(actions, self)
-        limit = self._env.spec.max_episode_steps if self._env.spec is not None else None
+        self._true_actions = _continuous(getattr(self._env, "action_space", None), self)
         super().__init__(
             observation=observation,
             size=size,
-            state_dim=math.prod(space.shape or ()),
+            state_dim=math.prod(getattr(space, "shape", None) or ()),
             action_low=np.ravel(self._true_actions.low),
             action_high=np.ravel(self._true_actions.high),
             action_repeat=action_repeat,
-            episode_env_steps=limit,
+            ends_after=None,
+            time_limit=registered_limit if time_limit is None else time_limit,
             camera=0,
         )
+
+    def _open(
+        self, gym_id: str, observation: ObservationKind
+    ) -> tuple[gymnasium.Env[Any, Any], bool, int | None]:
+        """Make the environment, with rendering where it supports that; return whether it does, and
+        the time limit that it was registered with. Ours takes its place."""
+        try:
+            spec = gymnasium.spec(gym_id)
+        except gymnasium.error.Error as error:
+            raise KstepError(f"{self} cannot be made: {error}") from error
+        if "mujoco" in str(spec.entry_point):
+            gl.prepare(required=observation == "pixels")
+        options: dict[str, Any] = {"disable_env_checker": True, "max_episode_steps": -1}
+        with self._blamed("__init__"):
+            if _can_render(_creator(spec)):
+                env = gymnasium.make(gym_id, **options, render_mode="rgb_array")
+            else:
+                env = gymnasium.make(gym_id, **options)
+                if env.render_mode is None and _can_render(env):  # a function made it
+                    env.close()
+                    env = gymnasium.make(gym_id, **options, render_mode="rgb_array")
+        return env, env.render_mode == "rgb_array", spec.max_episode_steps
 
     def _begin(self, seed: int | None) -> None:
         if seed is None:
@@ -60,49 +92,82 @@ class GymnasiumEnv(ControlEnv):
             seed = self._first_seed
         self._first_seed = None
         with self._blamed("reset"):
-            self._last, _ = self._env.reset(seed=seed)
+            answer = self._env.reset(seed=seed)
+        self._last, _ = self._parts("reset", answer, "observation, info")
 
     def _simulate(self, action: Array) -> tuple[float, bool, bool]:
         true = action.reshape(self._true_actions.shape).astype(self._true_actions.dtype)
         with self._blamed("step"):
-            self._last, reward, terminated, truncated, _ = self._env.step(true)
-        try:
-            value = float(reward)
-        except (TypeError, ValueError) as error:
-            raise KstepError(f"{self} gave the reward {reward!r}; a number is needed") from error
-        return value, bool(terminated), bool(truncated)
+            answer: Any = self._env.step(true)
+        needed = "observation, reward, terminated, truncated, info"
+        self._last, reward, terminated, truncated, _ = self._parts("step", answer, needed)
+        return (
+            self._number(reward, "reward"),
+            self._flag(terminated, "terminated"),
+            self._flag(truncated, "truncated"),
+        )
+
+    def _parts(self, method: str, answer: Any, needed: str) -> tuple[Any, ...]:
+        if not isinstance(answer, tuple) or len(answer) != len(needed.split()):
+            found = f"{len(answer)} values" if isinstance(answer, tuple) else type(answer).__name__
+            raise KstepError(f"{self} returned {found} from {method}(); needed are {needed}")
+        return answer
+
+    def _number(self, value: Any, what: str, needed: str = "a number") -> float:
+        with contextlib.suppress(ValueError):  # where it is a ragged list
+            array = np.asarray(value)
+            if array.size == 1 and array.dtype.kind in "biuf":
+                return float(array.item())
+        raise KstepError(f"{self} gave {value!r} as {what}; needed is {needed}")
+
+    def _flag(self, value: Any, what: str) -> bool:
+        number = self._number(value, what, "True or False")
+        if number not in (0, 1):
+            raise KstepError(f"{self} gave {value!r} as {what}; needed is True or False")
+        return bool(number)
 
     @contextlib.contextmanager
     def _blamed(self, doing: str) -> Iterator[None]:
-        """Turn an exception of the environment's code into an error that names it and the line."""
+        """Turn whatever the environment's code raises into an error that names it and the line."""
         try:
             yield
-        except (KstepError, MemoryError, OSError, gymnasium.error.DependencyNotInstalled):
+        except (KstepError, MemoryError):
             raise
-        except Exception as error:
+        except ImportError as error:
+            raise KstepError(f"{self} needs a package that is missing: {error}") from error
+        except (Exception, SystemExit) as error:
             at = traceback.extract_tb(error.__traceback__)[-1]
             raise KstepError(
                 f"{self} raised {type(error).__name__} in {doing}() at {at.filename}:{at.lineno}: "
-                f"{error}"
+                f"{' '.join(str(error).split())}"
             ) from error
 
     def _state(self) -> Array:
-        with self._blamed("step"):
-            state = np.ravel(np.asarray(self._last)).astype(np.float32)
-        if state.shape != self.observation_space.shape:
-            raise KstepError(
-                f"{self} gave an observation of {state.size} numbers; its space says "
-                f"{self.observation_space.shape}"
-            )
+        state = np.ravel(self._observed()).astype(np.float32)
         if not np.isfinite(state).all():
             raise KstepError(f"{self} gave an observation that is not finite")
         return state
+
+    def _observed(self) -> Array:
+        """Return the environment's last observation, if it is what its space says."""
+        space = self._env.observation_space
+        with contextlib.suppress(ValueError):  # where it is a ragged list
+            found = np.asarray(self._last)
+            if found.shape == space.shape and found.dtype.kind in "biuf":
+                return found
+            raise KstepError(
+                f"{self} gave an observation {found.shape} {found.dtype}; its space says "
+                f"{space.shape} {space.dtype}"
+            )
+        raise KstepError(
+            f"{self} gave an observation that is no array; its space says {space.shape}"
+        )
 
     def _draw(self, height: int, width: int, camera: int) -> Array:
         # Films prefer the render, which is usually larger than what the agent sees.
         filming = (height, width) != (self.size, self.size)
         if self._shows_image and not (filming and self._renders):
-            image, source = np.asarray(self._last), "an observation"
+            image, source = self._observed(), "an observation"
         elif self._renders:
             image, source = self._rendered(), "a rendered image"
         else:
@@ -117,52 +182,61 @@ class GymnasiumEnv(ControlEnv):
         return resized(np.array(image), height, width)
 
     def _rendered(self) -> Array:
-        try:
-            with self._blamed("render"):
-                return np.asarray(self._env.render())
-        except gymnasium.error.Error as error:  # packages for rendering may be missing
-            raise KstepError(f"{self} cannot be rendered: {error}") from error
+        with self._blamed("render"):
+            return np.asarray(self._env.render())
 
     def close(self) -> None:
-        """Close the wrapped environment."""
+        """Close the wrapped environment; if it fails at that, nothing is lost."""
         self._running = False
-        self._env.close()
-        super().close()
+        try:
+            with self._blamed("close"):
+                self._env.close()
+        except KstepError as error:
+            warnings.warn(str(error), stacklevel=2)
 
 
-def _open(gym_id: str, observation: ObservationKind) -> tuple[gymnasium.Env[Any, Any], bool]:
-    """Make the environment, with rendering where it supports that; return whether it does."""
-    try:
-        spec = gymnasium.spec(gym_id)
-        if "mujoco" in str(spec.entry_point):
-            gl.prepare(required=observation == "pixels")
-        env = gymnasium.make(gym_id, disable_env_checker=True)
-        if "rgb_array" not in (env.metadata.get("render_modes") or ()):
-            return env, False
-        env.close()
-        return gymnasium.make(gym_id, disable_env_checker=True, render_mode="rgb_array"), True
-    except gymnasium.error.Error as error:
-        raise KstepError(f"gym:{gym_id} cannot be made: {error}") from error
-    except ImportError as error:
-        raise KstepError(f"gym:{gym_id} needs a package that is missing: {error}") from error
+def taking_registration(gym_id: str, maker: Callable[[], ControlEnv]) -> Callable[[], ControlEnv]:
+    """Return what makes the environment in another process, even if it is registered here alone."""
+    return functools.partial(_registered, gymnasium.registry.get(gym_id), maker)
 
 
-def _is_image(space: gymnasium.Space[Any]) -> bool:
-    shape = space.shape or ()
+def _registered(spec: EnvSpec | None, maker: Callable[[], ControlEnv]) -> ControlEnv:
+    if spec is not None:
+        with contextlib.suppress(Exception):  # what is wrong will be said when it is made
+            _creator(spec)  # importing a package usually registers its environments
+        gymnasium.registry.setdefault(spec.id, spec)
+    return maker()
+
+
+def _creator(spec: EnvSpec) -> Any:
+    at = spec.entry_point
+    return load_env_creator(at) if isinstance(at, str) else at
+
+
+def _can_render(creator: Any) -> bool:
+    """Whether an environment, or its class, says that it can; a function says nothing."""
+    metadata = getattr(creator, "metadata", None)
+    modes = metadata.get("render_modes") if isinstance(metadata, dict) else None
+    return "rgb_array" in (modes or ())
+
+
+def _is_image(space: Any) -> bool:
     return (
         isinstance(space, gymnasium.spaces.Box)
         and space.dtype == np.uint8
-        and len(shape) == 3
-        and shape[2] in (1, 3)
+        and len(space.shape) == 3
+        and space.shape[2] in (1, 3)
     )
 
 
-def _continuous(space: gymnasium.Space[Any], env: GymnasiumEnv) -> gymnasium.spaces.Box:
+def _continuous(space: Any, env: GymnasiumEnv) -> gymnasium.spaces.Box:
     """Return the action space where it is continuous and bounded."""
     if not isinstance(space, gymnasium.spaces.Box) or not np.issubdtype(space.dtype, np.floating):
         raise KstepError(f"{env} takes {space} actions; continuous ones (a float Box) are needed")
-    if not space.is_bounded("both"):
+    with np.errstate(over="ignore"):
+        room = space.high.astype(np.float64) - space.low
+    if not np.isfinite(room).all():
         raise KstepError(f"{env} takes actions without bounds; [-1, 1] cannot be mapped onto them")
-    if not (space.low < space.high).all():
+    if not (room > 0).all():
         raise KstepError(f"{env} takes actions whose bounds leave no room: {space}")
     return space

@@ -49,7 +49,14 @@ class ToyEnv(ControlEnv):
     """`toy_reach` or `toy_glide`. States: dot (2), target (2) and, for glide, velocity (2)."""
 
     def __init__(
-        self, name: str, *, observation: ObservationKind, size: int, action_repeat: int, seed: int
+        self,
+        name: str,
+        *,
+        observation: ObservationKind,
+        size: int,
+        action_repeat: int,
+        time_limit: int | None,
+        seed: int,
     ) -> None:
         self._name = name
         self._glides = name == "toy_glide"
@@ -64,7 +71,8 @@ class ToyEnv(ControlEnv):
             action_low=np.full(2, -1.0),
             action_high=np.full(2, 1.0),
             action_repeat=action_repeat,
-            episode_env_steps=LIMIT,
+            ends_after=LIMIT,
+            time_limit=time_limit,
             camera=0,
         )
 

@@ -1,205 +1,126 @@
-"""An environment in a process of its own, so that stepping and rendering overlap with learning.
+"""The process that environments run in: makes them, answers requests, ends with its parent.
 
-In the loop of this family the action is chosen before the update and the environment steps after
-it, so the two may overlap without changing a bit of either. `RemoteEnv` looks like any other
-environment; `begin_step` returns at once and `finish_step` waits.
+    python -P -m kstep.envs.worker FILE_DESCRIPTOR PARENT [FOLDER...]
 
-A worker that dies (a driver crash, a kill) or can no longer render is replaced: the new one replays
-the episode from its seed and actions, which ends in the same state, and the run continues as if
-nothing had happened.
+remote.py is the other side. A request is (number, name, *arguments), about the environment of that
+number; an answer is (kind, value). Whatever an environment does to the process it runs in (its
+signals, its random generators, its working directory, its end) it does here.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
-import socket
-import subprocess
 import sys
+import traceback
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
+import cloudpickle
+
 from kstep.envs.base import ControlEnv, RendererFailed
-from kstep.errors import Fault
-from kstep.types import Array, KstepError
+from kstep.errors import KstepError, explain
 
-RETRIES = 3
-"""Workers in a row that may die during one request before the run is ended."""
+PR_SET_PDEATHSIG = 1
 
 
-class WorkerDied(Exception):
-    """The worker process is gone, or can no longer render."""
+class Environments:
+    """The environments of this process, by number."""
 
+    def __init__(self) -> None:
+        self._envs: dict[int, ControlEnv] = {}
 
-class RemoteEnv(ControlEnv):
-    """A proxy for an environment in a worker process."""
+    def answer(self, number: int, name: str, arguments: list[Any]) -> Any:
+        if name == "open":
+            return self._open(number, *arguments)
+        env = self._envs[number]
+        if name == "reset":
+            return env.reset(seed=arguments[0])
+        if name == "draw_with":
+            arguments = [self._envs[arguments[0]]]
+        return getattr(env, name)(*arguments)
 
-    def __init__(self, config: Any, seed: int) -> None:
-        """`config` is an `EnvConfig`; what the environment refuses is raised here as well."""
-        self._config, self._seed, self._name = config, seed, str(config.task)
-        self._process: subprocess.Popen[bytes] | None = None
-        self._connection: Any = None
-        self._episode_seed: int | None = None
-        self._actions: list[Array] = []
-        self._drawing = True
-        self._start()
-        vars(self).update(self._ask("describe"))
-
-    @property
-    def pid(self) -> int:
-        """The worker's process id."""
-        assert self._process is not None
-        return self._process.pid
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Array, dict[str, Any]]:
-        if seed is None:
-            raise KstepError("an environment in a worker needs a seed for every episode")
-        self._episode_seed, self._actions = int(seed), []
-        return self._ask_again("reset", int(seed))  # type: ignore[no-any-return]
-
-    def begin_step(self, action: Array) -> None:
-        self._actions.append(action.copy())
-        # A dead worker is noticed, and replaced, when the answer is read.
-        with contextlib.suppress(WorkerDied):
-            self._send("step", action)
-
-    def finish_step(self) -> tuple[Array, float, bool, bool, dict[str, Any]]:
+    def _open(self, number: int, maker: bytes, lender: int | None) -> dict[str, Any]:
+        """Make an environment; return what every one has: observation, size, spaces and so on."""
         try:
-            return self._receive()  # type: ignore[no-any-return]
-        except WorkerDied:
-            return self._revive()  # type: ignore[no-any-return]
+            make: Callable[[], ControlEnv] = cloudpickle.loads(maker)
+        except (ImportError, AttributeError) as error:
+            raise KstepError(
+                f"what makes the environment cannot be imported in a process of its own ({error}): "
+                "put its folder on PYTHONPATH, or use --overlap here"
+            ) from error
+        env = self._envs[number] = make()
+        if lender is not None:
+            env.draw_with(self._envs[lender])
+        return {name: value for name, value in vars(env).items() if not name.startswith("_")}
 
-    def step(self, action: Array) -> tuple[Array, float, bool, bool, dict[str, Any]]:
-        self.begin_step(action)
-        return self.finish_step()
+    def name_of(self, number: int) -> str:
+        return str(self._envs.get(number, "the environment"))
 
-    def set_rendering(self, enabled: bool) -> None:
-        self._drawing = enabled
-        self._ask_again("set_rendering", enabled)
+    def close(self, number: int) -> None:
+        if number in self._envs:
+            self._envs.pop(number).close()
 
-    def current_frame(self) -> Array:
-        return self._ask_again("current_frame")  # type: ignore[no-any-return]
-
-    def film_frame(self, height: int = 240, width: int = 240, camera: int | None = None) -> Array:
-        return self._ask_again("film_frame", height, width, camera)  # type: ignore[no-any-return]
-
-    def decisions_per_second(self) -> float:
-        return self._ask_again("decisions_per_second")  # type: ignore[no-any-return]
-
-    def close(self) -> None:
-        if self._process is None:
-            return
-        self._connection.close()  # upon which the worker exits
-        try:
-            self._process.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._process = None
-
-    def _start(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._connection.close()
-        mine, theirs = socket.socketpair()
-        # -P: nothing is imported from the current directory.
-        command = [sys.executable, "-P", "-m", "kstep.envs.worker", str(theirs.fileno())]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
-        theirs.close()
-        self._connection = Connection(mine.detach())
-        # As in a step: a worker that has died by now is noticed when its answer is read.
-        with contextlib.suppress(WorkerDied):
-            self._send(self._config, self._seed)
-
-    def _ask_again(self, *request: Any) -> Any:
-        try:
-            return self._ask(*request)
-        except WorkerDied:
-            self._revive()
-            return self._ask(*request)
-
-    def _revive(self) -> Any:
-        """Replace a dead worker, replay the episode and return its last answer."""
-        for _ in range(RETRIES):
-            try:
-                self._start()
-                return self._replay()
-            except WorkerDied as error:
-                reason = f" ({error})" if str(error) else ""
-        raise Fault(
-            f"the process that simulates {self} died {RETRIES + 1} times in a row{reason}; "
-            "`kstep doctor` tests rendering, and --overlap off steps in this process"
-        )
-
-    def _replay(self) -> Any:
-        if self._episode_seed is None:
-            return None
-        requests = [("reset", self._episode_seed), *(("step", action) for action in self._actions)]
-        self._ask("set_rendering", False)
-        for request in requests[:-1]:
-            self._ask(*request)
-        self._ask("set_rendering", self._drawing)
-        return self._ask(*requests[-1])
-
-    def _ask(self, *request: Any) -> Any:
-        self._send(*request)
-        return self._receive()
-
-    def _send(self, *request: Any) -> None:
-        try:
-            self._connection.send(request)
-        except OSError as error:
-            raise WorkerDied from error
-
-    def _receive(self) -> Any:
-        try:
-            kind, answer = self._connection.recv()
-        except (EOFError, OSError) as error:
-            raise WorkerDied from error
-        if kind == "error":
-            raise KstepError(answer)
-        if kind == "useless":
-            raise WorkerDied(answer)
-        return answer
-
-    def _by_the_worker(self, *arguments: Any, **options: Any) -> Any:
-        raise NotImplementedError
-
-    _begin = _simulate = _state = _draw = _by_the_worker
+    def close_all(self) -> None:
+        """In reverse order: who lends a rendering context is closed last."""
+        for number in reversed(self._envs.copy()):
+            self.close(number)
 
 
 def serve(connection: Connection) -> None:
-    """Make an environment and answer requests until the connection is closed."""
-    from kstep import envs
-
-    env: ControlEnv | None = None
-    with contextlib.suppress(EOFError, OSError), contextlib.ExitStack() as stack:
-        config, seed = connection.recv()
-        while True:
-            name, *arguments = connection.recv()
-            try:
-                if env is None:
-                    env = stack.enter_context(contextlib.closing(envs.make(config, seed)))
-                if name == "describe":
-                    # What every environment has: observation, size, camera, spaces and so on.
-                    answer: Any = {k: v for k, v in vars(env).items() if not k.startswith("_")}
-                elif name == "reset":
-                    answer = env.reset(seed=arguments[0])
+    """Answer requests until the connection is closed."""
+    environments = Environments()
+    with contextlib.suppress(EOFError, OSError):
+        try:
+            while True:
+                number, name, *arguments = connection.recv()
+                if name == "close":  # the only request without an answer
+                    environments.close(number)
                 else:
-                    answer = getattr(env, name)(*arguments)
-                connection.send(("answer", answer))
-            except RendererFailed as error:
-                connection.send(("useless", str(error)))
-            except KstepError as error:
-                connection.send(("error", str(error)))
+                    connection.send(_answer(environments, number, name, arguments))
+        finally:
+            environments.close_all()
+
+
+def _answer(
+    environments: Environments, number: int, name: str, arguments: list[Any]
+) -> tuple[str, Any]:
+    try:
+        return "answer", environments.answer(number, name, arguments)
+    except RendererFailed as error:
+        return "useless", str(error)
+    except KstepError as error:
+        return "refused", str(error)
+    except KeyboardInterrupt:  # the environment's own: this process ignores the signal
+        return "refused", f"{environments.name_of(number)} raised KeyboardInterrupt in {name}()"
+    except Exception as error:
+        # The system's fault, such as no memory, or a mistake, which a traceback helps to find.
+        sentence = explain(error)
+        return ("fault", sentence) if sentence else ("bug", traceback.format_exc())
+
+
+def die_with(parent: int) -> None:
+    """Ask the kernel to end this process with its parent, even if an environment hangs. Linux
+    only; elsewhere the closed connection ends it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before the kernel was asked
+            sys.exit()
 
 
 if __name__ == "__main__":
-    # Ctrl-C reaches every process of a terminal; this one must not end before the run.
+    # Ctrl-C reaches every process of a terminal, and job schedulers send SIGTERM to every process
+    # of a job; this one must not end before the run.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    serve(Connection(int(sys.argv[1])))
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    die_with(int(sys.argv[2]))
+    # Last, so that nothing in them stands in for what is installed.
+    sys.path += [folder for folder in sys.argv[3:] if folder not in sys.path]
+    connection = Connection(int(sys.argv[1]))
+    serve(connection)
+    # At once: threads that an environment has started may never end.
+    sys.stdout.flush()
+    os._exit(0)

@@ -44,14 +44,13 @@ def _inspect(task: str) -> tuple[Row, Array]:
     finally:
         env.close()
     theirs, repeat = paper.table("env")[task], PLANET[task]
-    length = spec.episode_decisions
     row: Row = {
         "task": task,
         "action_dim": spec.action_dim,
         "paper_action_dim": theirs["action_dim"],
         "action_repeat": repeat,
         "paper_action_repeat": theirs["action_repeat"],
-        "decisions": "" if length is None else -(-length // repeat),
+        "decisions": -(-spec.episode_decisions // repeat),
         # Graded rewards show up soon; sparse ones are only ever 0 or 1.
         "rewards": "0 or 1" if rewards <= {0.0, 1.0} else "graded",
         "paper_reward": theirs["reward"],

@@ -44,7 +44,7 @@ def show_method(experiment: Experiment, console: Console) -> None:
     console.print(_slow_copies(agent))
     say(console, "settings", "bold")
     for part in ("method", "env", "evaluation"):
-        for key, value in flat(encode(getattr(experiment, part)), part):
+        for key, value in flat(encode(getattr(experiment, part), complete=True), part):
             say(console, f"  {key} = {text(value)}")
 
 

@@ -22,7 +22,7 @@ from kstep.run import checkpoint, provenance, saved_encoders, system
 from kstep.run.folder import Run
 from kstep.run.provenance import Provenance
 from kstep.run.runtime import Runtime
-from kstep.types import EnvSpec
+from kstep.types import EnvSpec, Overlap
 
 
 @dataclass(frozen=True)
@@ -76,15 +76,15 @@ def look_again(run: Run, runtime: Runtime, cleared: Cleared) -> Path | None:
     return _frozen_encoder(run, runtime, cleared.spec)
 
 
-def overlaps(run: Run, runtime: Runtime) -> bool:
-    """Whether the environment steps in a process of its own."""
+def overlap(run: Run, runtime: Runtime) -> Overlap:
+    """When and where the environment steps."""
     if runtime.overlap != "auto":
-        return runtime.overlap == "on"
-    env = run.experiment.env
-    if env.observation != "pixels" or envs.parse(env.task).kind != "suite":
-        return False  # too quick to be worth it, or registered in this process only
+        return runtime.overlap
+    if not envs.needs_process(run.experiment.env):
+        return "here"
     threads = runtime.threads or torch.get_num_threads()
-    return runtime.device != "cpu" or threads < len(os.sched_getaffinity(0))
+    free = runtime.device != "cpu" or threads < len(os.sched_getaffinity(0))
+    return "on" if free else "off"
 
 
 def encoder_backend(run: Run, runtime: Runtime, spec: EnvSpec) -> BackendChoice:

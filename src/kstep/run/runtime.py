@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import annotated_types as at
 from tyro.conf import Positional, Suppress, UseAppendAction
 
 from kstep.data.ring import Storage
-from kstep.types import BackendRequest
+from kstep.types import BackendRequest, OverlapRequest
 from kstep.values import Count, Positive
 
 
@@ -63,9 +63,13 @@ class Runtime:
     """Minutes between checkpoints."""
     replay: Storage = "memory"
     """Where the frames of the replay are kept; disk is slower and needs no memory."""
-    overlap: Literal["auto", "on", "off"] = "auto"
-    """Step the environment in a process of its own while learning; same results, bit for bit.
-    auto: for simulated pixels, where a core is free for it."""
+    overlap: OverlapRequest = "auto"
+    """When the environment steps, bit for bit the same: in a process of its own, while learning
+    (on) or after it (off), or in this process (here), which it can then hang, end or crash. auto:
+    on where a core is free for it, otherwise off; the toy tasks here."""
+    env_timeout: Annotated[float, at.Gt(0.0)] = 300.0
+    """Seconds that an environment in a process of its own may take to answer; then the process is
+    replaced."""
     encoder_backend: BackendRequest = "auto"
     """What computes the convolutions; auto: our kernels where they are correct and faster, else
     PyTorch. compiled: PyTorch's compiler, which captures graphs on CUDA. It decides the last bits,

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from types import FrameType
+from typing import NoReturn, TypeAlias
 
 from rich.console import Console
 
@@ -36,8 +37,20 @@ from kstep.signals import signal_of
 from kstep.terminal import say, terminal
 from kstep.types import Counts, KstepError
 
+Handler: TypeAlias = Callable[[int, FrameType | None], None]
 
-@dataclass
+PATIENCE = 10.0
+"""Seconds that a run which was asked to stop waits for its environment: after about as many, who
+asked may kill it."""
+
+
+class _Leave(BaseException):
+    """Raised inside what can be left without an end: an evaluation, or a wait for an environment.
+
+    No `Exception`, so that no environment's code takes it for its own.
+    """
+
+
 class _Stop:
     """Set by the first Ctrl-C or SIGTERM; the loop ends after the decision it is in.
 
@@ -45,12 +58,41 @@ class _Stop:
     each thread of a parent that dies.
     """
 
-    signal: int | None = None
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self._waiting_since: float | None = None
+        self._timer_before = (0.0, 0.0)
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.signal = self.signal or number
+        if self.signal is None:
+            self.signal = number
+            self._timer_before = signal.setitimer(signal.ITIMER_REAL, PATIENCE, 1.0)
+
+    def alarm(self, number: int, frame: FrameType | None) -> None:
+        """End a wait that has been too long; called every second once a stop was asked for."""
+        since = self._waiting_since
+        if since is not None and time.monotonic() - since > PATIENCE:
+            raise _Leave
+
+    def end(self) -> None:
+        if self.signal is not None:
+            signal.setitimer(signal.ITIMER_REAL, *self._timer_before)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """While the environment is waited for."""
+        self._waiting_since = time.monotonic()
+        try:
+            yield
+        finally:
+            self._waiting_since = None
+
+    def leave(self) -> None:
+        """Leave an evaluation if the run was asked to stop."""
+        if self.signal is not None:
+            raise _Leave
 
 
 def train(run: Run, runtime: Runtime, console: Console | None = None) -> None:
@@ -63,7 +105,13 @@ def train(run: Run, runtime: Runtime, console: Console | None = None) -> None:
             checkpoint.tidy(run)
         return
     rendering = envs.rendering(experiment.env)
-    env = envs.make(experiment.env, experiment.seed, apart=preflight.overlaps(run, runtime))
+    env = envs.make_for_training(
+        experiment.env,
+        experiment.seed,
+        preflight.overlap(run, runtime),
+        runtime.env_timeout,
+        report=lambda text: say(console, text),
+    )
     try:
         cleared = preflight.check(run, runtime, env)
         run.encoder_backend = cleared.backend.backend
@@ -109,6 +157,7 @@ class _Trainer:
         self.experiment = run.experiment
         if self.experiment.frozen_encoder is not None:
             session.agent.take_encoder(saved_encoders.load(run.frozen_encoder).encoder)
+        self.stop = _Stop()
         self.lanes: list[ControlEnv] = []
         self.encoder_saved_at: int | None = None
 
@@ -137,13 +186,19 @@ class _Trainer:
         title = f"{name} ({preset}) {self.experiment.env.task}"
         try:
             self.progress = ProgressReport(title, self.experiment.env_steps, self.console)
-            with self.progress.bar, _catching_signals() as stop:
+            with self.progress.bar, _catching_signals() as self.stop:
                 self.health = Health(session.agent, session.replay, self.progress.say)
-                self._loop(stop)
-        except KeyboardInterrupt as interrupt:
+                self._loop()
+        except (KeyboardInterrupt, _Leave) as left:
+            how, number = "at once", signal.SIGINT
+            if isinstance(left, KeyboardInterrupt):
+                number = signal_of(left)
+            else:
+                how = f"while {session.episode.env} did not answer"
+                number = signal.Signals(self.stop.signal or number)
             raise Stopped(
-                f"stopped at once. {checkpoint.describe(self.run)}. Rerun the command to resume",
-                signal_of(interrupt),
+                f"stopped {how}. {checkpoint.describe(self.run)}. Rerun the command to resume",
+                number,
             ) from None
         finally:
             self.metrics.close()
@@ -152,19 +207,12 @@ class _Trainer:
                 self.tensorboard.close()
             envs.close_lanes(self.lanes)
 
-    def _loop(self, stop: _Stop) -> None:
+    def _loop(self) -> None:
         counts, budget = self.session.counts, self.experiment.env_steps
         saved = time.monotonic()
         while counts.env_steps < budget:
-            # Before an evaluation, which may take longer than whoever stops the run will wait. It
-            # is made up for when the run is resumed.
-            if stop.signal is not None:
-                self._save()
-                raise Stopped(
-                    f"stopped at {counts.env_steps:,} env steps; a checkpoint is written. Rerun "
-                    "the command to resume",
-                    stop.signal,
-                )
+            if self.stop.signal is not None:
+                self._save_and_stop(self.stop.signal)
             self._evaluate_if_due()
             self._save_encoder_if_due()
             self._decide()
@@ -200,7 +248,8 @@ class _Trainer:
                 values = {path: float(value) for path, value in update.metrics.items()}
                 self._log(values | self.health.look(values, update.latent))
             counts.updates = agent.updates
-        step = episode.finish()
+        with self.stop.waiting():
+            step = episode.finish()
         replay.add(action, step.reward, step.terminated, step.truncated, step.frame)
         counts.decisions += 1
         counts.env_steps += step.env_steps
@@ -214,7 +263,8 @@ class _Trainer:
                 }
             )
             self._begin_task_if_due()
-            replay.begin(episode.start(self._next_seed()))
+            with self.stop.waiting():
+                replay.begin(episode.start(self._next_seed()))
 
     def _begin_task_if_due(self) -> None:
         """End the exploration of a two-phase method, at the first episode's end after its mark."""
@@ -251,13 +301,20 @@ class _Trainer:
             self._evaluate(mark)
 
     def _evaluate(self, mark: int) -> None:
-        counts, episodes = self.session.counts, self.experiment.evaluation.episodes
-        if not self.lanes:
-            self.lanes = envs.make_lanes(self.experiment.env, self.experiment.seed, episodes)
+        """Evaluate for a mark. A stop does not wait for the end: the evaluation is made up for when
+        the run is resumed."""
+        session, counts, experiment = self.session, self.session.counts, self.experiment
         self.health.refuse_broken()
         started = time.monotonic()
-        seeds = evaluation_seeds(self.experiment.seed, mark, episodes)
-        result = evaluate(self.session.agent, self.lanes, seeds)
+        seeds = evaluation_seeds(experiment.seed, mark, experiment.evaluation.episodes)
+        try:
+            with self.stop.waiting():
+                if not self.lanes:
+                    env, beside = experiment.env, session.episode.env
+                    self.lanes = envs.make_lanes(env, experiment.seed, len(seeds), beside)
+                result = evaluate(session.agent, self.lanes, seeds, lambda _: self.stop.leave())
+        except _Leave:
+            self._save_and_stop(self.stop.signal or signal.SIGINT)
         self.evaluations.write(asdict(Evaluated(mark, **asdict(counts), **asdict(result))))
         self.evaluated_at[mark] = counts.env_steps
         if self.tensorboard:
@@ -289,6 +346,14 @@ class _Trainer:
             for path, value in values.items():
                 self.tensorboard.add_scalar(path, value, counts.env_steps)
 
+    def _save_and_stop(self, number: int) -> NoReturn:
+        self._save()
+        raise Stopped(
+            f"stopped at {self.session.counts.env_steps:,} env steps; a checkpoint is written. "
+            "Rerun the command to resume",
+            number,
+        )
+
     def _save(self) -> None:
         self.health.refuse_broken()
         logs = (self.metrics, self.evaluations)
@@ -299,12 +364,18 @@ class _Trainer:
 @contextmanager
 def _catching_signals() -> Iterator[_Stop]:
     stop = _Stop()
+    handlers: dict[int, Handler] = {
+        signal.SIGINT: stop,
+        signal.SIGTERM: stop,
+        signal.SIGALRM: stop.alarm,
+    }
     try:
-        before = {n: signal.signal(n, stop) for n in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     except ValueError:  # not the main thread: whoever owns it handles signals
         before = {}
     try:
         yield stop
     finally:
+        stop.end()
         for number, handler in before.items():
             signal.signal(number, handler)

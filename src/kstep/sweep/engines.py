@@ -9,6 +9,7 @@ engine, machine or user started it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import signal
@@ -30,7 +31,7 @@ from kstep.errors import Busy, KstepError, explain
 from kstep.run.folder import Attempt
 from kstep.sweep import cost, plan
 from kstep.sweep.plan import RunSpec
-from kstep.types import BackendRequest
+from kstep.types import BackendRequest, OverlapRequest
 
 Result = Literal["done", "failed", "stopped", "busy"]
 
@@ -49,7 +50,7 @@ class Slot:
     threads: int = 1
     memory_gb: float = 2.0
     device: str = "cpu"
-    overlap: Literal["auto", "on", "off"] = "off"
+    overlap: OverlapRequest = "off"
     checkpoint_minutes: float = 5.0
     encoder_backend: BackendRequest = "auto"
     """`auto`: each machine chooses, which decides the last bits of runs that begin there."""
@@ -275,7 +276,9 @@ class Ray:
         ray = _import("ray")
         if not ray.is_initialized():
             try:
-                ray.init(address=self.address, log_to_driver=False, logging_level="ERROR")
+                # Ray lets every worker import from the directory that this is called in.
+                with contextlib.chdir(sys.prefix):
+                    ray.init(address=self.address, log_to_driver=False, logging_level="ERROR")
             except (ConnectionError, ValueError) as error:
                 raise KstepError(
                     f"no Ray cluster at '{self.address}': {error}. Start one with "
@@ -329,6 +332,8 @@ class Slurm:
         submitit = _import("submitit")
         if not specs:
             return
+        # Jobs start in this directory, as `python -m`; the variable is -P for all of them.
+        os.environ["PYTHONSAFEPATH"] = "1"
         folder = _absolute(specs[0]).folder.parents[2] / "slurm"
         executor = submitit.AutoExecutor(folder=folder, cluster=self.cluster)
         executor.update_parameters(
