@@ -185,6 +185,7 @@ def test_angles_are_measured_on_runs_that_others_train() -> None:
 def test_seeds() -> None:
     assert seeds("1-3, 7,2") == (1, 2, 3, 7)
     assert len(seeds(f"1-{MOST_SEEDS}")) == MOST_SEEDS
+    assert len(seeds(f"1-{MOST_SEEDS},5-{MOST_SEEDS}")) == MOST_SEEDS
 
 
 @pytest.mark.parametrize("text", ["", "a", "3-1", "1-", "-2", "1,,2", "²", "1" * 5000])

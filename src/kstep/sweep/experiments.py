@@ -172,7 +172,8 @@ def seeds(text: str) -> tuple[int, ...]:
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first:
             raise KstepError(f"seeds '{part.strip()}' count down; write the smaller one first")
-        if last - first + len(numbers) >= MOST_SEEDS:
+        if last - first < MOST_SEEDS:
+            numbers.update(dict.fromkeys(range(first, last + 1)))
+        if last - first >= MOST_SEEDS or len(numbers) > MOST_SEEDS:
             raise KstepError(f"'{text}' is more than {MOST_SEEDS:,} seeds")
-        numbers.update(dict.fromkeys(range(first, last + 1)))
     return tuple(numbers)

@@ -1,0 +1,56 @@
+"""docs/reliability.md: what it counts is what the tests have."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.faults import test_folder
+
+PAGE = (Path(__file__).parents[2] / "docs" / "reliability.md").read_text()
+
+
+def rows(section: str) -> dict[str, int]:
+    """The last column of a section's table, by the first."""
+    text = PAGE.partition(f"## {section}\n")[2].partition("\n## ")[0]
+    found = re.findall(r"^\| (.*) \| \**([\d,]+)\** \|$", text, flags=re.MULTILINE)
+    return {name: int(number.replace(",", "")) for name, number in found}
+
+
+def cases(name: str) -> int:
+    """How many cases a test has."""
+    count = 1
+    for mark in getattr(getattr(test_folder, name), "pytestmark", []):
+        assert mark.name == "parametrize"
+        count *= len(mark.args[1])
+    return count
+
+
+def test_the_kills_add_up() -> None:
+    kills = rows("Runs that are killed")
+    total = kills.pop("**all, each run ended bit-identical**")
+    assert sum(kills.values()) == total >= 500
+
+
+@pytest.mark.parametrize(
+    ("words", "tests"),
+    [
+        ("each of 20 names", ["test_nothing_is_written_out_of_the_folder"]),
+        ("becomes a link", ["test_a_folder_that_becomes_a_link_in_mid_run_is_not_followed"]),
+        ("lead elsewhere", ["test_names_in_a_checkpoint_lead_nowhere_else"]),
+        (
+            "between the checks and the lock",
+            [n for n in dir(test_folder) if "before_the_lock_" in n],
+        ),
+        ("logs of a sweep", ["test_a_sweep_writes_no_log_through_a_link"]),
+    ],
+)
+def test_cases_are_counted(words: str, tests: list[str]) -> None:
+    (number,) = (number for name, number in rows("Hostile folders").items() if words in name)
+    assert number == sum(map(cases, tests))
+
+
+def test_the_names_that_a_run_writes_are_counted() -> None:
+    assert f"each of {len(test_folder.WRITTEN)} names" in PAGE
