@@ -104,7 +104,7 @@ def _require_moments(parameter: Tensor, saved: Mapping[str, Tensor], path: str) 
     shapes = {"step": torch.Size(), "exp_avg": parameter.shape, "exp_avg_sq": parameter.shape}
     found = {name: tensor.shape for name, tensor in saved.items() if tensor.is_floating_point()}
     if saved and found != shapes:
-        raise KstepError(f"the moments of {path} are not those of a parameter {parameter.shape}")
+        raise KstepError(f"the moments of {path} do not fit a parameter {tuple(parameter.shape)}")
 
 
 def below(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:

@@ -35,7 +35,7 @@ Rate = Annotated[float, at.Ge(0.0)]
 """A learning rate, or another number that must not be negative."""
 Fraction = Annotated[float, at.Ge(0.0), at.Le(1.0)]
 BelowOne = Annotated[float, at.Ge(0.0), at.Lt(1.0)]
-Name = Annotated[str, at.MaxLen(200), at.Predicate(str.isprintable)]
+Name = Annotated[str, at.MaxLen(100), at.Predicate(str.isprintable)]
 """A text that becomes part of a file's name, a label or a cell: short, without control characters.
 """
 
@@ -89,11 +89,15 @@ def encode(value: Any, *, complete: bool = False) -> Any:
 
 
 def decode(annotation: Any, data: Any, where: str = "") -> Any:
-    """Build a value of type `annotation` from JSON values, refusing anything that does not fit."""
+    """Build a value of type `annotation` from JSON values, refusing anything that does not fit.
+
+    `where` is what the value is called in what is refused; empty: "it".
+    """
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    called = where or "it"
     if origin is Annotated:
         value = decode(arguments[0], data, where)
-        _check_bounds(value, arguments[1:], where)
+        _check_bounds(value, arguments[1:], called)
         return value
     if isinstance(annotation, type) and issubclass(annotation, Family):
         return _decode_kind(annotation, data, where)
@@ -103,23 +107,22 @@ def decode(annotation: Any, data: Any, where: str = "") -> Any:
         if data is None:
             if type(None) in arguments:
                 return None
-            raise KstepError(f"{where} must not be empty")
+            raise KstepError(f"{called} must not be empty")
         (inner,) = [argument for argument in arguments if argument is not type(None)]
         return decode(inner, data, where)
     if origin is Literal:
         if data not in arguments:
             word, known = data if isinstance(data, str) else _shown(data), [*map(str, arguments)]
-            raise KstepError(
-                f"{where} must be one of {', '.join(known)}, not {_shown(word)}.{near(word, known)}"
-            )
+            allowed, hint = ", ".join(known), near(word, known)
+            raise KstepError(f"{called} must be one of {allowed}, not {_shown(word)}.{hint}")
         return data
     if origin is tuple:
         if not isinstance(data, list | tuple):
-            raise KstepError(f"{where} must be a list such as [2, 1], not {_shown(data)}")
+            raise KstepError(f"{called} must be a list such as [2, 1], not {_shown(data)}")
         if len(arguments) == 2 and arguments[1] is Ellipsis:
             arguments = (arguments[0],) * len(data)
         if len(arguments) != len(data):
-            raise KstepError(f"{where} must have {len(arguments)} entries, not {len(data)}")
+            raise KstepError(f"{called} must have {len(arguments)} entries, not {len(data)}")
         return tuple(
             decode(inner, item, f"{where}[{i}]")
             for i, (inner, item) in enumerate(zip(arguments, data, strict=True))
@@ -130,18 +133,18 @@ def decode(annotation: Any, data: Any, where: str = "") -> Any:
         return data
     if annotation is Path:
         if not isinstance(data, str | Path):
-            raise KstepError(f"{where} must be a path, not {_shown(data)}")
+            raise KstepError(f"{called} must be a path, not {_shown(data)}")
         return Path(data)
     if annotation is float and isinstance(data, int) and not isinstance(data, bool):
         try:
             data = float(data)
         except OverflowError:
-            raise KstepError(f"{where} must be a finite number, not {_shown(data)}") from None
+            raise KstepError(f"{called} must be a finite number, not {_shown(data)}") from None
     if annotation in (int, float, bool, str):
         if type(data) is not annotation:
-            raise KstepError(f"{where} must be {_NAMES[annotation]}, not {_shown(data)}")
+            raise KstepError(f"{called} must be {_NAMES[annotation]}, not {_shown(data)}")
         if annotation is float and not math.isfinite(data):
-            raise KstepError(f"{where} must be a finite number, not {data}")
+            raise KstepError(f"{called} must be a finite number, not {data}")
         return data
     raise TypeError(f"no rule to read {annotation} at {where}")
 
@@ -223,23 +226,23 @@ _BOUNDS: dict[type, tuple[str, str, Callable[[Any, Any], bool]]] = {
 }
 
 
-def _check_bounds(value: Any, bounds: Iterable[Any], where: str) -> None:
+def _check_bounds(value: Any, bounds: Iterable[Any], called: str) -> None:
     for bound in bounds:
         if isinstance(bound, at.MaxLen) and len(value) > bound.max_length:
             what = "characters" if isinstance(value, str) else "entries"
             raise KstepError(
-                f"{where} must have at most {bound.max_length} {what}, not {len(value)}"
+                f"{called} must have at most {bound.max_length} {what}, not {len(value)}"
             )
         if isinstance(bound, at.MinLen) and len(value) < bound.min_length:
-            raise KstepError(f"{where} must not be empty")
+            raise KstepError(f"{called} must not be empty")
         if isinstance(bound, at.Predicate) and not bound.func(value):
-            raise KstepError(f"{where} must be printable text, not {_shown(value)}")
+            raise KstepError(f"{called} must be printable text, not {_shown(value)}")
         if type(bound) not in _BOUNDS:
             continue  # a marker of the command line
         name, words, holds = _BOUNDS[type(bound)]
         limit = getattr(bound, name)
         if not holds(value, limit):
-            raise KstepError(f"{where} must be {words} {limit}, not {_shown(value)}")
+            raise KstepError(f"{called} must be {words} {limit}, not {_shown(value)}")
 
 
 def _shown(data: Any) -> str:
@@ -274,7 +277,7 @@ def _unknown(key: str, where: str, known: Iterable[str]) -> KstepError:
 
 
 def _decode_dataclass(cls: type[T], data: Any, where: str) -> T:
-    called = where or cls.__name__
+    called = where or "it"
     if not isinstance(data, Mapping):
         raise KstepError(f"{called} must be a group of settings, not {_shown(data)}")
     settings = _settings(cls)  # type: ignore[arg-type]
@@ -293,7 +296,7 @@ def _decode_dataclass(cls: type[T], data: Any, where: str) -> T:
 
 def _decode_mapping(key: Any, inner: Any, data: Any, where: str) -> dict[str, Any]:
     if not isinstance(data, Mapping):
-        raise KstepError(f"{where} must be a group of named values, not {_shown(data)}")
+        raise KstepError(f"{where or 'it'} must be a group of named values, not {_shown(data)}")
     if key is not str:
         data = {decode(key, name, f"a name in {where}"): value for name, value in data.items()}
     # Logs have millions of values that need no second look.

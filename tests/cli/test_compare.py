@@ -192,6 +192,116 @@ def test_every_experiment_stands_beside_the_paper(
         assert "566 ± 54" not in text
 
 
+EVERY = {
+    "finger_spin": 8_000,
+    "cartpole_swingup": 10_000,
+    "reacher_easy": 16_000,
+    "cheetah_run": 16_000,
+    "walker_walk": 8_000,
+    "ball_in_cup_catch": 10_000,
+}
+"""env_steps between evaluations in a CSV as authors publish it: 100,000 is among them in two tasks
+of six."""
+
+
+def published(rows: list[tuple[str, str, int, int, float]], file: Path) -> Path:
+    head = "method,task,seed,env_steps,return\n"
+    file.write_text(head + "".join(",".join(map(str, row)) + "\n" for row in rows))
+    return file
+
+
+def ours_and(theirs: Path, folder: Path) -> Path:
+    """A table with three seeds of `ksl` on every task and somebody's published results."""
+    rows: list[dict[str, object]] = []
+    for spec in plan(read("main"), methods=["ksl"], seeds=[1, 2, 3]):
+        rows += rows_of(spec, {mark: 10.0 * spec.seed + mark / 500 for mark in (0, 100_000)})
+    table = written(rows, folder / "results.parquet")
+    main(["import", str(theirs), "--source", "authors", "--output", str(table)])
+    return table
+
+
+def test_published_results_count_with_their_nearest_evaluation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    theirs = published(
+        [
+            ("drq", task, seed, step, seed + step / 200)
+            for task, every in EVERY.items()
+            for seed in (1, 2, 3, 4)
+            for step in range(0, 504_001, every)
+            if not (seed == 4 and step > 60_000)  # stopped early
+        ],
+        tmp_path / "drq.csv",
+    )
+    text = "\n".join(compared(capsys, "main", ours_and(theirs, tmp_path), "--paper"))
+    early, _, late = text.partition("500,000 env steps, preset paper")
+    for task, every in EVERY.items():
+        (line,) = [x for x in early.splitlines() if x.split()[:1] == [task] and "Holm" in x]
+        at = 100_000 if 100_000 % every == 0 else 96_000
+        assert f"{2 + at / 200:.0f} ± 1" in line
+        assert "(n = 3)" in line
+        assert (f"drq (authors) on {task} at {at:,}" in early) == (at != 100_000)
+        assert f"drq (authors) on {task} with seed 4 (nearest evaluation at" in early
+    assert (
+        "the nearest counts, at most a tenth of the mark and half an evaluation interval" in early
+    )
+    # All tasks are there, so it is in the aggregates.
+    assert re.search(r"drq \(authors\) +0\.\d+ \[", early)
+    assert "left out of the aggregates" not in early
+    # Of two that are equally near, the earlier: 496,000, not 504,000.
+    assert "drq (authors) on walker_walk at 496,000" in late
+    assert "drq (authors) on cheetah_run at 496,000" in late
+    # Ours is at exactly the mark or not there.
+    assert "left out at this mark: ksl on finger_spin (nearest evaluation at 100,000)" in late
+    # Along the curve it stands where all its tasks have an evaluation.
+    assert re.search(r"^ 80,000 .*\(n = 3\)", late, flags=re.MULTILINE)
+    assert "left out, no evaluation of all tasks at one mark" not in late
+
+
+def test_what_is_too_far_from_a_mark_is_left_out_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = {
+        # Beyond a tenth of the mark; within it, but short of the mark by more than half an
+        # interval; a single evaluation, which has no interval.
+        "finger_spin": range(0, 80_001, 40_000),
+        "walker_walk": range(0, 95_001, 5_000),
+        "cheetah_run": [91_000],
+        "reacher_easy": [89_999],
+    }
+    theirs = published(
+        [
+            ("rad", task, seed, step, 1.0)
+            for task, own in steps.items()
+            for seed in (1, 2)
+            for step in own
+        ],
+        tmp_path / "rad.csv",
+    )
+    text = "\n".join(compared(capsys, "main", ours_and(theirs, tmp_path)))
+    (left,) = [line for line in text.splitlines() if line.startswith("left out at this mark")]
+    assert left == (
+        "left out at this mark: rad (authors) on finger_spin (nearest evaluation at 80,000), "
+        "rad (authors) on reacher_easy (nearest evaluation at 89,999), "
+        "rad (authors) on walker_walk (nearest evaluation at 95,000)"
+    )
+    assert "rad (authors) on cheetah_run at 91,000" in text
+    assert "left out, no evaluation of all tasks at one mark: rad (authors)" in text
+    assert (
+        "left out of the aggregates: rad (authors) (nothing on finger_spin, cartpole_swingup, "
+        "reacher_easy, walker_walk, ball_in_cup_catch)"
+    ) in text
+
+
+def test_runs_of_other_settings_are_named(
+    table: Path, experiment: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = compared(capsys, str(experiment), table)
+    assert lines[-1] == ("left out, not runs of this experiment: 1 of drq  paper on walker_walk")
+    lines = compared(capsys, str(experiment), table, "--tasks", "cartpole_swingup")
+    assert "5 of ksl  paper on walker_walk" in lines[-1]
+
+
 def test_an_experiment_that_names_no_comparison(
     tmp_path: Path, table: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

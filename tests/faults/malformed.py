@@ -56,10 +56,6 @@ set = [
 methods = ["sac_pixel"]
 seeds = "1"
 env_steps = 60
-set = [
-    "method.learning.initial_decisions=30", "method.learning.batch_size=4",
-    "evaluation.every=30", "evaluation.episodes=2",
-]
 """
 CSV = """method,task,seed,env_steps,return,variant,episode
 drq,toy_reach,1,0,1.5,published,0
@@ -92,8 +88,8 @@ class Specimen:
             small = ["method.learning.initial_decisions=30", "method.learning.batch_size=4"]
             for text in (*small, "evaluation.every=30", "evaluation.episodes=2"):
                 frozen += ["--set", text]
-            self.frozen = [*frozen, "--threads", "1", "--folder", "frozen"]
-            cli.main([*self.frozen, "--frozen-encoder", str(encoder)])
+            self.frozen = [*frozen, "--threads", "1", "--frozen-encoder", str(encoder)]
+            cli.main([*self.frozen, "--folder", "frozen"])
             cli.main(["collect", "runs"])
             cli.main(["evaluation-set", str(self.run), "--output", "set", "--episodes", "2"])
 
@@ -106,8 +102,9 @@ class Specimen:
     def verbs(self) -> dict[str, list[str]]:
         """Return every command by what it does; each writes at most to the folder `out`."""
         run, found = str(self.run), ["--experiment", "mine.toml", "--scale", "debug"]
-        resumed_frozen = [word if word != "60" else "62" for word in self.frozen]
         encoder = f"{run}/encoders/000000030.safetensors"
+        resumed = [word if word != "60" else "62" for word in self.frozen]
+        pixel = str(self.specs[-1].folder)
         on, out = ["--on", "set"], ["--output", "out"]
         return {
             "collect": ["collect", "runs", "--output", "out/table.parquet"],
@@ -120,12 +117,12 @@ class Specimen:
             "film": ["film", run, "--output", "out/film.gif", "--height", "16", "--width", "16"],
             "evaluation-set": ["evaluation-set", run, "--output", "out/set", "--episodes", "1"],
             "train": self.longer(),
-            "train, frozen": resumed_frozen,
-            "train on": [*self.frozen[:-1], "out/new", "--frozen-encoder", encoder],
+            "train, frozen": [*resumed, "--folder", "frozen"],
+            "train on": [*self.frozen[:-1], encoder, "--folder", "out/new"],
             "analyze main": ["analyze", "main", run, *out],
             "analyze main, found": ["analyze", "main", *found, *out],
             "analyze conv-transition": ["analyze", "conv-transition", run, *out],
-            "analyze wall-clock": ["analyze", "wall-clock", run, *out],
+            "analyze wall-clock": ["analyze", "wall-clock", run, pixel, *out],
             "analyze wall-clock, found": ["analyze", "wall-clock", *found, *out],
             "analyze gradients": ["analyze", "gradients", encoder, *out],
             "analyze gradients, found": ["analyze", "gradients", *found, *out],
@@ -138,7 +135,18 @@ Spoil = Callable[[Path, random.Random], None]
 ODD: tuple[Any, ...] = (
     *(None, True, False, -1, 0, 1, 1.5, -0.5, 1e308, -1e308, 10**12, 2**63, 10**30, -(10**18)),
     *(float("nan"), float("inf"), float("-inf")),
-    *("", "x", "a" * 100_000, "\ud800", "\x1b[31m\x07", "[/bold]", "../../../tmp/x", "\x00", "ksl"),
+    *(
+        "",
+        "x",
+        "a" * 100_000,
+        "\ud800",
+        "\x1b[31m\x07",
+        "[/bold]",
+        "../../../tmp/x",
+        "\x00",
+        "ksl",
+        r"$\frac{",
+    ),
     *([], {}, [[]], [None], {"x": {"y": [1]}}, [1e9] * 50, ["x"] * 3),
 )
 
@@ -176,7 +184,17 @@ def appended(path: Path, rng: random.Random) -> None:
 
 
 def other_content(path: Path, rng: random.Random) -> None:
-    texts = (b"", b"\n", b"null\n", b"[]\n", b"{}\n", b"3\n", b'"x"\n', b"{\n", b"\x80\x04K\x01.")
+    texts: tuple[bytes, ...] = (
+        b"",
+        b"\n",
+        b"null\n",
+        b"[]\n",
+        b"{}\n",
+        b"3\n",
+        b'"x"\n',
+        b"{\n",
+        b"\x80\x04K\x01.",
+    )
     texts += (b"NaN\n", b"1e999\n", b"9" * 5_000 + b"\n", b"\x00" * 64, b"PAR1PAR1", b"\xff\xfe{}")
     texts += tuple(deep(levels).encode() + b"\n" for levels in (40, 2_000, 100_000))
     texts += (b'{"a":' * 5_000 + b"1" + b"}" * 5_000 + b"\n", b"\x1b[2J[/bold]\n")
@@ -350,7 +368,19 @@ def signed(inner: Spoil) -> Spoil:
 
 
 def odd_toml(path: Path, rng: random.Random) -> None:
-    odd = ("nan", "inf", "-1", "0", "1e400", "9" * 5_000, "2**3", "true", "1979-05-27", '"x"', "[]")
+    odd: tuple[str, ...] = (
+        "nan",
+        "inf",
+        "-1",
+        "0",
+        "1e400",
+        "9" * 5_000,
+        "2**3",
+        "true",
+        "1979-05-27",
+        '"x"',
+        "[]",
+    )
     odd += ("[[1]]", "{a=1}", '"\\u001b[31m[/bold]"', '["ksl"]', deep(60), deep(3_000), '"1-9"', "")
     lines = path.read_text().splitlines()
     at = rng.choice([i for i, line in enumerate(lines) if "=" in line and line[0] != " "])
@@ -363,8 +393,30 @@ def odd_toml(path: Path, rng: random.Random) -> None:
 
 
 def odd_cell(path: Path, rng: random.Random) -> None:
-    odd = ("nan", "inf", "-inf", "1e400", "1.5", "-1", "", " ", "x", '"', "=1+1", "9" * 5_000)
-    odd += ("1e300", "99999999999999999999", "\x00", "\x1b[31m", "a" * 200_000, "0x10", "1_0", "١")
+    odd: tuple[str, ...] = (
+        "nan",
+        "inf",
+        "-inf",
+        "1e400",
+        "1.5",
+        "-1",
+        "",
+        " ",
+        "x",
+        '"',
+        "=1+1",
+        "9" * 5_000,
+    )
+    odd += (
+        "1e300",
+        "99999999999999999999",
+        "\x00",
+        "\x1b[31m",
+        "a" * 200_000,
+        "0x10",
+        "1_0",
+        "\u0661",
+    )
     rows = [line.split(",") for line in path.read_text().splitlines()]
     row = rng.choice(rows)
     kind = rng.random()
@@ -401,7 +453,18 @@ def odd_table(path: Path, rng: random.Random) -> None:
 
 def renamed(path: Path, rng: random.Random) -> None:
     """Give the run's folder a name that is no plain text."""
-    names = ("[/bold]", "[red]x", "\x1b[31m", "a\nb", "%s{0}", "-rf", "=1+1", "ä" * 80, " ", "'")
+    names: tuple[str, ...] = (
+        "[/bold]",
+        "[red]x",
+        "\x1b[31m",
+        "a\nb",
+        "%s{0}",
+        "-rf",
+        "=1+1",
+        "ä" * 80,
+        " ",
+        "'",
+    )
     names += (os.fsdecode(b"\xff\xfe"), "<script>", "a" * 250)
     path.parent.rename(path.parent.with_name(rng.choice(names)))
 

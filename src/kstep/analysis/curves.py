@@ -21,8 +21,10 @@ Figure: TypeAlias = "matplotlib.figure.Figure"
 def canvas(width: float, height: float) -> Figure:
     """Return an empty figure of this size in inches. The plotting library is imported only here,
     when something is drawn: nothing else should wait for it."""
+    import matplotlib
     from matplotlib.figure import Figure
 
+    matplotlib.rcParams["text.parse_math"] = False  # a label is a text, whatever signs it has
     return Figure(figsize=(width, height), layout="constrained")
 
 

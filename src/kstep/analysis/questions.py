@@ -164,9 +164,9 @@ class Answer:
             written.append(write_text(folder / f"{name}.html", text))
         for name, frames in self.videos.items():
             path = folder / f"{self.question.name}-{name}.mp4"
-            with video(path, fps=20) as film:
+            with video(path, fps=20) as add:
                 for frame in frames:
-                    film.add(frame)
+                    add(frame)
             written.append(path)
         return written
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -12,62 +13,64 @@ import imageio.v2 as imageio
 import imageio_ffmpeg
 
 from kstep.errors import Fault
+from kstep.files import write_atomically
 from kstep.types import Array
 
-
-class Video:
-    """Takes frames (H, W, 3) of bytes, one after the other."""
-
-    def __init__(self, path: Path, **options: Any) -> None:
-        self.path, self.frames = path, 0
-        self._writer: Any = imageio.get_writer(path, macro_block_size=2, **options)
-
-    def add(self, frame: Array) -> None:
-        with self._watched():
-            self._writer.append_data(frame)
-        self.frames += 1
-
-    def close(self) -> None:
-        """End the file, and raise if not all of it is there."""
-        with self._watched():
-            self._writer.close()
-            # How the encoder ended is not reported, so its work is looked at.
-            if self.path.suffix != ".gif":
-                complete = imageio_ffmpeg.count_frames_and_secs(self.path)[0] == self.frames
-                if not complete:
-                    raise OSError("frames are missing")
-
-    def abandon(self) -> None:
-        """End the encoder's process, whatever became of its file."""
-        with suppress(OSError, RuntimeError):
-            self._writer.close()
-
-    @contextmanager
-    def _watched(self) -> Iterator[None]:
-        """Name the cause: an encoder that dies on a full disk only closes its pipe."""
-        try:
-            yield
-        except (OSError, RuntimeError) as error:
-            free = shutil.disk_usage(self.path.parent).free
-            raise Fault(
-                f"{self.path.name} could not be written: the video encoder ended early. "
-                f"{free / 1e6:,.0f} MB are free on its disk; if that is too little, free some "
-                "space and rerun the command"
-            ) from error
+Add = Callable[[Array], None]
+"""Takes the frames (H, W, 3) of a video, one after the other."""
 
 
 @contextmanager
-def video(path: Path, **options: Any) -> Iterator[Video]:
+def video(path: Path, *, fps: float, quality: float = 5.0) -> Iterator[Add]:
     """Yield what takes the frames of a new video; nothing is left behind if that fails."""
-    aside = path.with_name(f"{path.stem}.part{path.suffix}")
-    film = Video(aside, **options)
-    try:
+    writing = _animation if path.suffix == ".gif" else _film
+    with writing(path, fps=fps, quality=quality, macro_block_size=2) as add:
+        yield add
+
+
+@contextmanager
+def _animation(path: Path, **options: Any) -> Iterator[Add]:
+    """GIF, which is put together in memory."""
+    data = io.BytesIO()
+    writer: Any = imageio.get_writer(data, format="gif", **options)
+    with writer:
+        yield writer.append_data
+    write_atomically(path, data.getvalue())
+
+
+@contextmanager
+def _film(path: Path, **options: Any) -> Iterator[Add]:
+    """Everything else, by a process of ffmpeg."""
+    aside, frames = path.with_name(f"{path.stem}.part{path.suffix}"), 0
+    writer: Any = imageio.get_writer(aside, ffmpeg_log_level="quiet", **options)
+
+    @contextmanager
+    def watched() -> Iterator[None]:
+        """Name the cause: on a full disk ffmpeg ends, and writing to it is a broken pipe."""
         try:
-            yield film
-        except BaseException:
-            film.abandon()
-            raise
-        film.close()
+            yield
+        except (OSError, RuntimeError) as error:
+            free = shutil.disk_usage(aside.parent).free / 1e6
+            raise Fault(
+                f"{path} could not be written: the video encoder ended early. {free:,.0f} MB are "
+                "free on its disk; if that is too little, free some space and rerun the command"
+            ) from error
+
+    def add(frame: Array) -> None:
+        nonlocal frames
+        with watched():
+            writer.append_data(frame)
+        frames += 1
+
+    try:
+        yield add
+        with watched():
+            writer.close()
+            # How ffmpeg ended is not reported, so its work is looked at.
+            if imageio_ffmpeg.count_frames_and_secs(aside)[0] != frames:
+                raise OSError("frames are missing")
         aside.rename(path)
     finally:
+        with suppress(OSError, RuntimeError):
+            writer.close()  # ends the process, whatever became of its file
         aside.unlink(missing_ok=True)

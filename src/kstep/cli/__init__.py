@@ -69,7 +69,7 @@ def main(arguments: list[str] | None = None) -> None:
         code = run(words)
     except SystemExit as exit_:  # of a verb, or of tyro, which prints help and mistakes in flags
         code, asked_to_exit = exit_.code, True
-    except (OutputClosed, BrokenPipeError):  # as in `kstep list methods | head -1`
+    except OutputClosed:  # as in `kstep list methods | head -1`
         code = 128 + signal.SIGPIPE
     try:
         sys.stdout.flush()
@@ -85,20 +85,12 @@ def main(arguments: list[str] | None = None) -> None:
 
 def run(words: list[str]) -> int:
     """Run one verb and return the exit code; errors that a user can fix are reported."""
-    if words == ["--version"]:
-        say(terminal(), f"kstep {kstep.__version__}")
-        return 0
-    verb: Callable[[], None] = tyro.cli(
-        Verb,
-        args=words,
-        prog="kstep",
-        description="Data-efficient reinforcement learning from pixels: KSL and its peers. "
-        "kstep --version prints the version.",
-        config=(tyro.conf.OmitSubcommandPrefixes,),
-        registry=REGISTRY,
-    )
     with answered():
         try:
+            if words == ["--version"]:
+                say(terminal(), f"kstep {kstep.__version__}")
+                return 0
+            verb = parsed(words)
             check(verb)
             verb()
         except Exception as error:
@@ -106,10 +98,27 @@ def run(words: list[str]) -> int:
     return 0
 
 
+def parsed(words: list[str]) -> Callable[[], None]:
+    """Return the verb and its flags; prints help, or what is wrong with them."""
+    try:
+        verb: Callable[[], None] = tyro.cli(
+            Verb,
+            args=words,
+            prog="kstep",
+            description="Data-efficient reinforcement learning from pixels: KSL and its peers. "
+            "kstep --version prints the version.",
+            config=(tyro.conf.OmitSubcommandPrefixes,),
+            registry=REGISTRY,
+        )
+    except BrokenPipeError as error:
+        raise OutputClosed from error
+    return verb
+
+
 def _report(error: Exception) -> int:
     """Print an error that a user can fix and return its exit code; raise any other."""
     message = str(error) if isinstance(error, KstepError) else explain(error)
-    if message is None:  # a bug of ours, which a traceback helps to find
+    if message is None:  # nobody reads any more, or a bug of ours, which a traceback helps to find
         raise error
     say(Terminal(stderr=True), f"kstep: {message}")
     return error.exit_code if isinstance(error, KstepError) else 1

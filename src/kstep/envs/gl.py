@@ -36,6 +36,7 @@ from typing import Any
 
 from kstep import reading, values
 from kstep.envs import _probe
+from kstep.terminal import Terminal, say
 from kstep.types import KstepError
 
 WHEEL = "lavavu-osmesa"
@@ -418,9 +419,9 @@ def main(arguments: list[str] | None = None) -> int:
         backend = choose(options.force)
     except KstepError as error:
         # One line: the Makefile prints it beside its remedy.
-        print("rendering: none; " + " ".join(str(error).split()), file=sys.stderr)
+        say(Terminal(stderr=True), "rendering: none; " + " ".join(str(error).split()))
         return 1
-    print(describe(backend))
+    say(Terminal(), describe(backend))
     return 0
 
 

@@ -38,10 +38,10 @@ def film(
     with opened(run, device) as (agent, [env], _):
         output.parent.mkdir(parents=True, exist_ok=True)
         rate = fps or env.decisions_per_second()
-        with video(output, fps=rate, quality=8) as film:
+        with video(output, fps=rate, quality=8) as add:
 
             def shoot(episode: Episode) -> None:
-                film.add(env.film_frame(height, width, camera))
+                add(env.film_frame(height, width, camera))
 
             seeds = evaluation_seeds(seed, -1, episodes)
             return evaluate(agent, [env], seeds, on_step=shoot)

@@ -138,9 +138,10 @@ def save(run: Run, session: Session, positions: Positions) -> Path:
     return final
 
 
-def load_weights(run: Run, agent: Agent) -> Counts:
-    """Load the newest intact checkpoint's weights, for acting only; frames are not read."""
-    folder, state = newest(run)
+def load_weights(run: Run, agent: Agent, passed_over: Callable[[str], None]) -> Counts:
+    """Load the newest intact checkpoint's weights, for acting only; frames are not read.
+    `passed_over` is told of newer ones that are damaged."""
+    folder, state = newest(run, passed_over=passed_over)
     _load_agent(agent, folder, state)
     return state.counts
 
@@ -235,9 +236,13 @@ def describe(run: Run) -> str:
     return "The run folder is intact, but has no checkpoint yet"
 
 
-def newest(run: Run, use: Callable[[Weights], None] = lambda state: None) -> tuple[Path, Weights]:
+def newest(
+    run: Run,
+    use: Callable[[Weights], None] = lambda state: None,
+    passed_over: Callable[[str], None] = lambda problem: None,
+) -> tuple[Path, Weights]:
     """Return the newest checkpoint that is what was written and whose frames `use` can use, and
-    what it says of itself, or explain why there is none.
+    what it says of itself, or explain why there is none. `passed_over` is told of newer ones.
 
     Reading gigabytes twice, to check and to use them, would be most of a restart.
     """
@@ -246,12 +251,15 @@ def newest(run: Run, use: Callable[[Weights], None] = lambda state: None) -> tup
         try:
             state = _check(run, folder)
             use(state)
-            return folder, state
         except Refused as error:
             raise Refused(f"{folder} {error}") from error
         except KstepError as error:
-            problems.append(f"  {folder.name}: {error}")
-    detail = "\n" + "\n".join(problems) if problems else ": none was written yet"
+            problems.append(f"{folder.name}: {error}")
+            continue
+        for problem in problems:
+            passed_over(f"{run.checkpoints}/{problem}")
+        return folder, state
+    detail = "".join(f"\n  {problem}" for problem in problems) or ": none was written yet"
     raise KstepError(f"{run.folder} has no usable checkpoint{detail}")
 
 

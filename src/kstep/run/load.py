@@ -12,7 +12,12 @@ from kstep.envs import ControlEnv
 from kstep.rng import Streams
 from kstep.run import checkpoint, system
 from kstep.run.folder import Run
+from kstep.terminal import Terminal, say
 from kstep.types import Counts
+
+
+def _say_passed_over(problem: str) -> None:
+    say(Terminal(stderr=True), f"left out: {problem}")
 
 
 @contextmanager
@@ -25,7 +30,7 @@ def opened(
     try:
         streams = Streams(run.experiment.seed, system.device(device))
         agent = Agent(run.experiment.method, envs.spec_of(made[0]), streams, device)
-        counts = checkpoint.load_weights(run, agent)
+        counts = checkpoint.load_weights(run, agent, _say_passed_over)
         yield agent, made, counts
     finally:
         envs.close_lanes(made)

@@ -256,13 +256,12 @@ def _joined(names: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class ImportedRow:
-    """A line of somebody's CSV; empty cells take the defaults."""
+    """A line of somebody's CSV but for its return; empty cells take the defaults."""
 
     method: Name
     task: Name
     seed: Count
     env_steps: Count
-    score: Return
     variant: Name = ""
     preset: Name = "published"
     renderer: Name = ""
@@ -277,10 +276,8 @@ def _imported(cells: Mapping[str, str], source: str) -> dict[str, Any]:
     for name in REQUIRED:
         if not cells[name]:
             raise KstepError(f"{name} is empty")
-    data: dict[str, Any] = {}
-    for name, text in cells.items():
-        if text:
-            data["score" if name == "return" else name] = _number(name, text)
+    data = {name: _number(name, text) for name, text in cells.items() if text}
+    score = decode(Return, data.pop("return"), "return")
     row: ImportedRow = decode(ImportedRow, data)
     base, _, suffix = row.method.partition("-")
     identity = {
@@ -301,7 +298,7 @@ def _imported(cells: Mapping[str, str], source: str) -> dict[str, Any]:
         "decisions": row.decisions,
         "updates": row.updates,
         "episode": row.episode,
-        "return": row.score,
+        "return": score,
         "setting": setting,
         "digest": fingerprint({"setting": setting, "seed": row.seed})[:16],
     }
