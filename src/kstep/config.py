@@ -46,7 +46,7 @@ class Experiment:
     method: Method
     env: EnvConfig
     seed: Count = 1
-    preset: str = "paper"
+    preset: Name = "paper"
     env_steps: Positive = 100_000
     """Budget. May be raised later to continue a finished run; not part of its identity."""
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)

@@ -161,7 +161,7 @@ def test_what_is_no_file_is_left_out_and_named_without_waiting(
     assert gathered.runs == (2 if name == "system.json" else 1)
 
 
-GOOD = {"mark": 0, "env_steps": 0, "decisions": 0, "updates": 0, "episodes": 0}
+GOOD: dict[str, Any] = {"mark": 0, "env_steps": 0, "decisions": 0, "updates": 0, "episodes": 0}
 GOOD |= {"returns": [1.0], "lengths": [5]}
 
 

@@ -11,6 +11,7 @@ from typing import TypeAlias
 import numpy as np
 
 from kstep.files import write_atomically
+from kstep.terminal import clean
 
 Value: TypeAlias = str | int | float
 Row: TypeAlias = Mapping[str, Value]
@@ -77,8 +78,8 @@ def deviation(values: Sequence[float]) -> float:
 
 def _cell(value: Value) -> Value:
     """Return what a CSV holds of a value. A spreadsheet takes a text that begins like a formula for
-    one; behind an apostrophe it is shown as it is."""
+    one; behind an apostrophe it is shown as it is. Control characters are shown by their number."""
     if isinstance(value, str):
-        begins = value.lstrip()[:1]
-        return f"'{value}" if begins in FORMULA or value[:1] in LEADING else value
+        formula = value.lstrip()[:1] in FORMULA or value[:1] in LEADING
+        return f"'{clean(value)}" if formula else clean(value)
     return float(f"{value:.6g}") if isinstance(value, float) else value

@@ -23,8 +23,11 @@ Add = Callable[[Array], None]
 @contextmanager
 def video(path: Path, *, fps: float, quality: float = 5.0) -> Iterator[Add]:
     """Yield what takes the frames of a new video; nothing is left behind if that fails."""
-    writing = _animation if path.suffix == ".gif" else _film
-    with writing(path, fps=fps, quality=quality, macro_block_size=2) as add:
+    if path.suffix == ".gif":
+        writing = _animation(path, duration=1000.0 / fps)
+    else:
+        writing = _film(path, fps=fps, quality=quality, macro_block_size=2)
+    with writing as add:
         yield add
 
 

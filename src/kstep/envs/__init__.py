@@ -18,14 +18,14 @@ from kstep.envs.tasks import PLANET as PLANET
 from kstep.envs.tasks import names as names
 from kstep.envs.tasks import parse as parse
 from kstep.types import ObservationKind, Overlap, Renderer
-from kstep.values import LATER, Count, Positive
+from kstep.values import LATER, Count, Name, Positive
 
 
 @dataclass(frozen=True)
 class EnvConfig:
     """Which environment, and what the agent sees of it."""
 
-    task: str
+    task: Name
     """domain_task of the control suite, gym:<id>, toy_reach or toy_glide."""
     observation: ObservationKind = "pixels"
     size: Positive = 84

@@ -13,7 +13,7 @@ from kstep.nets.encoder import PixelEncoderConfig
 from kstep.rl.core import CoreConfig
 from kstep.rl.sac import SACConfig
 from kstep.types import KstepError, ObservationKind
-from kstep.values import DERIVED, BelowOne, Count, Positive, Rate, change
+from kstep.values import DERIVED, BelowOne, Count, Name, Positive, Rate, change
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,9 @@ class ExplorationConfig:
 class Method:
     """One way to learn, complete: nothing is decided elsewhere."""
 
-    base: str
+    base: Name
     """The method it belongs to, such as `drq`."""
-    variant: str = ""
+    variant: Name = ""
     """What tells it from its base: `original`, `released`, an ablation. Empty: the base itself."""
     summary: str = field(default="", compare=False, metadata=DERIVED)
     """One line; that of our own methods is in `names.py`."""
