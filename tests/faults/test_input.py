@@ -68,14 +68,14 @@ WRONG = {
     "no room": "bounds leave no room",
     "unbounded actions": "without bounds",
     "not repeatable": "does not repeat itself",
-    "old reset": r"raised ValueError in reset\(\)",
+    "old reset": r"returned ndarray from reset\(\); needed are observation, info",
     "raises": r"raised KeyError in step\(\) at .*test_input\.py:\d+: 'missing'",
-    "old step": r"raised ValueError in step\(\)",
-    "shape": "gave an observation of 5 numbers",
+    "old step": r"returned 4 values from step\(\); needed are observation, reward, terminated",
+    "shape": r"gave an observation \(5,\) float32; its space says \(3,\) float32",
     "nan state": "an observation that is not finite",
     "nan reward": "gave a reward of nan",
     "inf reward": "gave a reward of inf",
-    "text reward": "gave the reward 'lots'; a number is needed",
+    "text reward": "gave 'lots' as reward; needed is a number",
     "ends at once": "ends its episodes with the first decision",
     "no image": "needed is",
     "flat image": r"a rendered image \(50, 50\) uint8; needed is \(H, W, 3\) uint8",
@@ -89,7 +89,9 @@ def create(**options: Any) -> Custom:
 
 
 @pytest.fixture(autouse=True)
-def _registered() -> Iterator[None]:
+def _registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    # The environment's process imports nothing from the current directory.
+    monkeypatch.chdir(tmp_path)
     for wrong in ("", *WRONG):
         gymnasium.register(_id(wrong), create, max_episode_steps=30, kwargs={"wrong": wrong})
     yield
