@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 from scripts import evidence
 
+from kstep.analysis.tables import Row
 from kstep.sweep import store
 
 
@@ -32,8 +33,8 @@ def test_where_a_mean_lies(ours: float, where: str) -> None:
     assert evidence.band(ours, 20.0, 10.0) == where
 
 
-def cell(label: str, mean: float, std: float, runs: int) -> dict[str, str | int | float]:
-    of = {"task": "cartpole_swingup", "label": label, "env_steps": evidence.BUDGET}
+def cell(label: str, mean: float, std: float, runs: int) -> Row:
+    of: Row = {"task": "cartpole_swingup", "label": label, "env_steps": evidence.BUDGET}
     return {**of, "mean": mean, "std": std, "runs": runs}
 
 

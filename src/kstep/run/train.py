@@ -46,7 +46,8 @@ asked may kill it."""
 
 
 class _Leave(BaseException):
-    """Raised inside what can be left without an end: an evaluation, or a wait for an environment.
+    """Raised inside what can be left without an end: an evaluation, a wait for an environment, or
+    the many updates that learning may start with.
 
     No `Exception`, so that no environment's code takes it for its own.
     """
@@ -90,10 +91,10 @@ class _Stop:
         finally:
             self._waiting_since = None
 
-    def leave(self) -> None:
-        """Leave an evaluation if the run was asked to stop."""
+    def leave(self, what: str) -> None:
+        """Leave something if the run was asked to stop."""
         if self.signal is not None:
-            raise _Leave
+            raise _Leave(f"during {what}")
 
 
 def train(run: Run, runtime: Runtime, console: Console | None = None) -> None:
@@ -196,7 +197,7 @@ class _Trainer:
             if isinstance(left, KeyboardInterrupt):
                 number = signal_of(left)
             else:
-                how = f"while {session.episode.env} did not answer"
+                how = str(left) or f"while {session.episode.env} did not answer"
                 number = signal.Signals(self.stop.signal or number)
             raise Stopped(
                 f"stopped {how}. {checkpoint.describe(self.run)}. Rerun the command to resume",
@@ -282,13 +283,16 @@ class _Trainer:
             )
 
     def _learn(self) -> Update:
-        """Take the updates of one decision: one, unless learning just starts with more."""
+        """Take the updates of one decision: one, unless learning just starts with more. A stop does
+        not wait for those: the run ends at its last checkpoint and they are taken again."""
         agent, replay = self.session.agent, self.session.replay
         learning, auxiliary = self.experiment.method.learning, self.experiment.method.auxiliary
         if agent.updates == 0:
             for _ in range(auxiliary.pretraining if auxiliary is not None else 0):
+                self.stop.leave("pretraining")
                 agent.pretrain(replay)
             for _ in range(learning.burst - 1):
+                self.stop.leave("the first updates")
                 agent.update(replay, every_part=True)
         return agent.update(replay, every_part=agent.updates < learning.burst)
 
@@ -314,7 +318,9 @@ class _Trainer:
                 if not self.lanes:
                     env, beside = experiment.env, session.episode.env
                     self.lanes = envs.make_lanes(env, experiment.seed, len(seeds), beside)
-                result = evaluate(session.agent, self.lanes, seeds, lambda _: self.stop.leave())
+                result = evaluate(
+                    session.agent, self.lanes, seeds, lambda _: self.stop.leave("an evaluation")
+                )
         except _Leave:
             self._save_and_stop(self.stop.signal or signal.SIGINT)
         self.evaluations.write(asdict(Evaluated(mark, **asdict(counts), **asdict(result))))
