@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from kstep.config import resolve
-from kstep.run import saved_encoders, system
+from kstep.envs import own
+from kstep.run import saved_encoders, system, trust
 from kstep.run.folder import Run
 from kstep.run.runtime import RunRequest, Runtime
 from kstep.run.train import train
@@ -13,6 +14,8 @@ from kstep.terminal import say, terminal
 def start(request: RunRequest, runtime: Runtime) -> Run:
     """Bring the run to its budget and return it."""
     console, encoder = terminal(), runtime.frozen_encoder
+    module = own.module_of(request.task)
+    own.bring([*request.imports, *([module] if module else [])])
     experiment = resolve(
         request.method,
         request.task,
@@ -26,6 +29,8 @@ def start(request: RunRequest, runtime: Runtime) -> Run:
     special = bool(request.set) or encoder is not None
     folder = request.folder or Run.default_folder(request.runs, experiment, special)
     run = Run.prepare(folder, experiment)
+    run.imports = own.absolute(request.imports) or run.imports
+    trust.require(run)
     say(console, f"run folder: {run.folder}")
     system.keep_freed_memory()
     train(run, runtime, console)
