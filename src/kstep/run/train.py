@@ -26,6 +26,7 @@ from kstep.errors import as_faults
 from kstep.rng import Streams, episode_seed
 from kstep.run import checkpoint, preflight, saved_encoders, system
 from kstep.run.checkpoint import Positions, Session
+from kstep.run.clock import Clock
 from kstep.run.episode import Episode
 from kstep.run.evaluate import evaluate, evaluation_seeds
 from kstep.run.folder import LOGS, Evaluated, Run
@@ -158,7 +159,7 @@ class _Trainer:
         self.experiment = run.experiment
         if self.experiment.frozen_encoder is not None:
             session.agent.take_encoder(saved_encoders.load(run.frozen_encoder).encoder)
-        self.stop = _Stop()
+        self.stop, self.clock = _Stop(), Clock(run)
         self.lanes: list[ControlEnv] = []
         self.encoder_saved_at: int | None = None
 
@@ -322,6 +323,7 @@ class _Trainer:
         except _Leave:
             self._save_and_stop(self.stop.signal or signal.SIGINT)
         self.evaluations.write(asdict(Evaluated(mark, **asdict(counts), **asdict(result))))
+        self.clock.tick(counts)
         self.evaluated_at[mark] = counts.env_steps
         if self.tensorboard:
             self.tensorboard.add_scalar("evaluation/return", result.mean, counts.env_steps)
@@ -365,6 +367,7 @@ class _Trainer:
         logs = (self.metrics, self.evaluations)
         positions = {name: log.sync() for name, log in zip(LOGS, logs, strict=True)}
         checkpoint.save(self.run, self.session, positions)
+        self.clock.tick(self.session.counts)
 
 
 @contextmanager
