@@ -31,7 +31,7 @@ def cases(name: str) -> int:
 @pytest.mark.parametrize(
     ("words", "tests"),
     [
-        ("each of 20 names", ["test_nothing_is_written_out_of_the_folder"]),
+        ("each of 22 names", ["test_nothing_is_written_out_of_the_folder"]),
         ("becomes a link", ["test_a_folder_that_becomes_a_link_in_mid_run_is_not_followed"]),
         ("lead elsewhere", ["test_names_in_a_checkpoint_lead_nowhere_else"]),
         (
