@@ -31,6 +31,8 @@ LARGEST = 2**63 - 1
 """Of whole numbers: what a column of a table of results can hold."""
 Positive = Annotated[int, at.Ge(1), at.Le(LARGEST)]
 Count = Annotated[int, at.Ge(0), at.Le(LARGEST)]
+Threads = Annotated[int, at.Ge(1), at.Le(1024)]
+"""Of the processor: the system ends a process that asks for more than it can have."""
 Rate = Annotated[float, at.Ge(0.0)]
 """A learning rate, or another number that must not be negative."""
 Fraction = Annotated[float, at.Ge(0.0), at.Le(1.0)]

@@ -11,7 +11,7 @@ from tyro.conf import Positional, Suppress, UseAppendAction
 
 from kstep.data.ring import Storage
 from kstep.types import BackendRequest, OverlapRequest
-from kstep.values import Count, Positive
+from kstep.values import Count, Positive, Threads
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Runtime:
 
     device: str = "cpu"
     """cpu, cuda or mps."""
-    threads: Positive | None = None
+    threads: Threads | None = None
     """Processor threads; the default uses all cores."""
     checkpoint_minutes: Annotated[float, at.Gt(0.0)] = 5.0
     """Minutes between checkpoints."""
