@@ -1,6 +1,7 @@
 """Environments: a task's name in; frames or states, and rewards, out.
 
-Heavy packages are imported when an environment is made: the toy tasks never import MuJoCo.
+Heavy packages are imported when an environment is made: the toy tasks never import MuJoCo, and what
+a run has learned can be loaded where no simulator is installed, not even Gymnasium.
 """
 
 from __future__ import annotations
@@ -9,16 +10,26 @@ import functools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kstep.envs.base import ControlEnv as ControlEnv
-from kstep.envs.base import spec_of as spec_of
-from kstep.envs.base import try_out as try_out
 from kstep.envs.tasks import PLANET as PLANET
 from kstep.envs.tasks import names as names
 from kstep.envs.tasks import parse as parse
 from kstep.types import ObservationKind, Overlap, Renderer
 from kstep.values import LATER, Count, Name, Positive
+
+if TYPE_CHECKING:
+    from kstep.envs.base import ControlEnv as ControlEnv
+    from kstep.envs.base import spec_of as spec_of
+    from kstep.envs.base import try_out as try_out
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("ControlEnv", "spec_of", "try_out"):
+        from kstep.envs import base
+
+        return getattr(base, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 @dataclass(frozen=True)
