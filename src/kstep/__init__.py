@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from kstep.api import evaluate as evaluate
     from kstep.api import train as train
     from kstep.errors import KstepError as KstepError
+    from kstep.interop.ksl import KSL as KSL
     from kstep.run.callbacks import Callback as Callback
     from kstep.run.callbacks import Progress as Progress
     from kstep.run.evaluate import Evaluation as Evaluation
@@ -19,6 +20,7 @@ __version__ = "0.1.0"
 # Where each public name is defined. It is imported when it is first asked for: `import kstep` and
 # the command line's own imports take no PyTorch.
 _HOMES = {
+    "KSL": "kstep.interop.ksl",
     "Callback": "kstep.run.callbacks",
     "Evaluation": "kstep.run.evaluate",
     "KstepError": "kstep.errors",
