@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from kstep.api import train as train
     from kstep.errors import KstepError as KstepError
     from kstep.interop.ksl import KSL as KSL
+    from kstep.methods.base import Method as Method
+    from kstep.registry import register_auxiliary as register_auxiliary
+    from kstep.registry import register_encoder as register_encoder
+    from kstep.registry import register_method as register_method
     from kstep.run.callbacks import Callback as Callback
     from kstep.run.callbacks import Progress as Progress
     from kstep.run.evaluate import Evaluation as Evaluation
@@ -24,9 +28,13 @@ _HOMES = {
     "Callback": "kstep.run.callbacks",
     "Evaluation": "kstep.run.evaluate",
     "KstepError": "kstep.errors",
+    "Method": "kstep.methods.base",
     "Progress": "kstep.run.callbacks",
     "Run": "kstep.run.folder",
     "evaluate": "kstep.api",
+    "register_auxiliary": "kstep.registry",
+    "register_encoder": "kstep.registry",
+    "register_method": "kstep.registry",
     "train": "kstep.api",
 }
 

@@ -52,7 +52,7 @@ def check(run: Run, runtime: Runtime, env: ControlEnv) -> Cleared:
     memory = replay_config(experiment, runtime)
     Replay.refuse_too_large(memory, spec, method.stack, run.folder)
     callbacks.require_packages(runtime)
-    here = provenance.here(experiment.env, runtime.device, runtime.threads)
+    here = provenance.here(experiment, runtime.device, runtime.threads)
     checkpoint.check(run, here, runtime.allowed)
     with system.threads(runtime.threads):
         choice = encoder_backend(run, runtime, spec)
