@@ -80,6 +80,8 @@ class Runtime:
     """Use this encoder, saved by another run, without training it; only actor and critic learn."""
     tensorboard: bool = False
     """Also write TensorBoard events (needs the extra tb)."""
+    wandb: Annotated[str, at.MinLen(1)] | None = None
+    """Also log to this project of Weights & Biases (needs the extra wandb)."""
     allowed: Allowed = field(default_factory=Allowed)
     """What may differ from the checkpoint that is resumed."""
     log_every: Suppress[Positive] = 50
