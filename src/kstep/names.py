@@ -33,6 +33,8 @@ METHOD_SUMMARIES = {
     "sac_pixel-original": "SAC-AE's code without its decoder: Soft Actor-Critic from pixels",
     "pi_sac-original": "PI-SAC with its authors' networks, pretraining and action repeats",
     "proto_rl-original": "Proto-RL with its authors' settings",
+    "drq_v2": "DrQ-v2: deterministic policy gradients on shifts, n-step returns, falling noise",
+    "ksl_drq_v2": "k-Step Latent beside DrQ-v2",
     **{
         f"ksl-k{k}-l{layers}": f"KSL, k = {k}, {layers} shared critic layers"
         for k in (1, 3, 5)

@@ -14,6 +14,7 @@ from kstep.methods.ablations import ABLATIONS
 from kstep.methods.base import LearningConfig, Method
 from kstep.methods.curl import CURL, CURL_ORIGINAL
 from kstep.methods.drq import DRQ, DRQ_ORIGINAL
+from kstep.methods.drq_v2 import DRQ_V2, KSL_DRQ_V2
 from kstep.methods.ksl import KSL, KSL_RELEASED, KSL_RESULTS
 from kstep.methods.pi_sac import PI_SAC, PI_SAC_ORIGINAL
 from kstep.methods.proto_rl import PROTO_RL, PROTO_RL_ORIGINAL
@@ -45,10 +46,11 @@ ORIGINALS = (
     PI_SAC_ORIGINAL,
     PROTO_RL_ORIGINAL,
 )
+OTHER_CORES = (DRQ_V2, KSL_DRQ_V2)
 
 METHODS: dict[str, Method] = {
     method.name: replace(method, summary=names.METHOD_SUMMARIES[method.name])
-    for method in (*READINGS, *CONTROLLED, *ORIGINALS, *ABLATIONS)
+    for method in (*READINGS, *CONTROLLED, *ORIGINALS, *OTHER_CORES, *ABLATIONS)
 }
 
 VARIANT_OF: dict[str, str] = {

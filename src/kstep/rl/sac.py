@@ -15,7 +15,7 @@ from kstep.nets.base import Encoder, EncoderConfig
 from kstep.nets.heads import Actor, SquashedGaussian, TwinCritic
 from kstep.nets.init import Init, initialize
 from kstep.optimizers import Ema, Group, slow_copy
-from kstep.rl.core import Core, CoreConfig
+from kstep.rl.core import Core, CoreConfig, Encoded
 from kstep.types import KstepError, Metrics, TransitionBatch
 from kstep.values import BelowOne, Fraction, Positive, Rate
 
@@ -29,6 +29,7 @@ class SACConfig(CoreConfig):
 
     kind: ClassVar[str] = "sac"
 
+    actor_every: Positive = 2
     hidden: Positive = 1024
     discount: Fraction = 0.99
     """Per decision."""
@@ -146,7 +147,7 @@ class SAC(Core):
         slow_encoder: Encoder,
         batch: TransitionBatch,
         generator: torch.Generator,
-    ) -> tuple[Tensor, Tensor, Metrics]:
+    ) -> tuple[Tensor, Encoded, Metrics]:
         """Squared Bellman error of both critics, summed over critics and over views.
 
         With several views the batch holds them one after the other, each of the same transitions;
@@ -155,7 +156,8 @@ class SAC(Core):
         views = self.config.critic_views
         target = self.value_target(encoder, slow_encoder, batch, generator)
         target = target.view(views, -1).mean(0).repeat(views)
-        latent = encoder(batch.observation)
+        features = encoder.features(batch.observation)
+        latent = encoder.latent(features)
         q1, q2 = self.critic(latent, batch.action)
         errors = (q1 - target).square() + (q2 - target).square()
         loss = self.config.critic_scale * errors.view(views, -1).mean(1).sum()
@@ -164,13 +166,13 @@ class SAC(Core):
             "critic/q": q1.detach().mean(),
             "critic/target": target.mean(),
         }
-        return loss, latent.detach(), metrics
+        return loss, Encoded(features.detach(), latent.detach()), metrics
 
     def actor_losses(
-        self, encoder: Encoder, observation: Tensor, latent: Tensor, generator: torch.Generator
+        self, encoder: Encoder, observation: Tensor, encoded: Encoded, generator: torch.Generator
     ) -> Iterator[tuple[str, Tensor, Metrics]]:
         """Yield the loss of the actor, then that of the temperature."""
-        inputs = latent
+        inputs = latent = encoded.latent
         if self.config.actor_latent == "fresh":
             with torch.no_grad():
                 features = encoder.features(observation)

@@ -255,14 +255,16 @@ class _Trainer:
         session, counts = self.session, self.session.counts
         agent, replay, episode = session.agent, session.replay, session.episode
         # Counted in the replay, which a second phase starts empty.
-        learning = len(replay) >= self.experiment.method.learning.initial_decisions
+        settings = self.experiment.method.learning
+        learning = len(replay) >= settings.initial_decisions
+        agent.core.decisions = counts.decisions
         if learning or agent.phase > 0:
             action = agent.act(episode.observation[None], explore=True)[0]
         else:
             action = agent.random_action()
         self.health.watch_action(action)
         episode.begin(action)
-        if learning:
+        if learning and counts.decisions % settings.update_every == 0:
             with self.health.watching():
                 update = self._learn()
             # The first of every `log_every` updates: an even one, which has the actor's metrics.
