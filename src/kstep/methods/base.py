@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from kstep.auxiliary.base import AuxiliaryConfig
 from kstep.data.augment import Augment, NoAugment
+from kstep.nets import trunks as trunks  # further kinds of encoders
 from kstep.nets.base import EncoderConfig
 from kstep.nets.encoder import PixelEncoderConfig
 from kstep.rl.core import CoreConfig

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import ClassVar, Literal, cast
+from typing import TYPE_CHECKING, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,9 @@ from kstep.nets.init import Init, initialize
 from kstep.nets.parts import ConvolutionalHead, FilterResponseNorm
 from kstep.types import KstepError, ObservationKind
 from kstep.values import LATER, Fraction, Positive
+
+if TYPE_CHECKING:
+    from kstep.nets.trunks import TrunkConfig
 
 
 @dataclass(frozen=True)
@@ -80,10 +83,15 @@ class PixelEncoderConfig(EncoderConfig):
         return replace(self, image_size=48, channels=8, strides=(2, 2, 1, 1), latent_dim=16)
 
 
+EncoderConfig.named["compact"] = PixelEncoderConfig().compact()
+
+
 class LatentHead(nn.Sequential):
     """Linear, LayerNorm and possibly tanh: the second stage of the encoder."""
 
-    def __init__(self, config: PixelEncoderConfig, feature_shape: tuple[int, ...]) -> None:
+    def __init__(
+        self, config: PixelEncoderConfig | TrunkConfig, feature_shape: tuple[int, ...]
+    ) -> None:
         layers: list[nn.Module] = []
         inputs = math.prod(feature_shape)
         if config.head == "convolutional":
@@ -121,9 +129,12 @@ class PixelEncoder(Encoder):
         self.latent_dim = config.latent_dim
         norms = len(config.strides) if config.activation == "frn" else 0
         self.norms = nn.ModuleList(FilterResponseNorm(config.channels) for _ in range(norms))
-        self.head = LatentHead(config, self.feature_shape)
+        self.head = self.another_head()
         initialize(self, config.init)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def another_head(self) -> LatentHead:
+        return LatentHead(self.config, self.feature_shape)
 
     def stages(self) -> dict[str, nn.Module]:
         trunk = nn.ModuleList([self.convolutions, self.norms]) if self.norms else self.convolutions

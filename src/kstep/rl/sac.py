@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from kstep.nets.base import Encoder, EncoderConfig
-from kstep.nets.encoder import LatentHead, PixelEncoderConfig
 from kstep.nets.heads import Actor, SquashedGaussian, TwinCritic
 from kstep.nets.init import Init, initialize
 from kstep.optimizers import Ema, Group, slow_copy
@@ -98,8 +97,7 @@ class SAC(Core):
         self.target_entropy = config.target_entropy * action_dim
         own_head = None
         if config.actor_encoder == "share_convolutions":
-            assert isinstance(head, PixelEncoderConfig)
-            own_head = LatentHead(head, encoder.feature_shape)
+            own_head = encoder.another_head()
         self.actor = Actor(
             encoder.latent_dim,
             action_dim,
