@@ -54,6 +54,9 @@ class EnvConfig:
     """Where a Gymnasium environment's picture is: a key of its dictionary observation, several keys
     with commas, or `render` for what it draws. None: the images of the observation; if there are
     none, what it draws."""
+    vector: Name | None = field(default=None, metadata=LATER)
+    """Numbers that are seen beside the picture: a key of the dictionary observation, several keys
+    with commas, or `none`. None: all that are beside an image in it."""
     resize: Name | None = field(default=None, metadata=LATER)
     """Height and width of a frame, such as 84x112; `square`: `size` by `size`; `none`: as the
     environment gives it. None: its shorter side is `size`, its shape is kept."""
@@ -76,7 +79,7 @@ def make(config: EnvConfig, seed: int) -> ControlEnv:
     if task.kind == "gym":
         from kstep.envs.gymnasium import GymnasiumEnv
 
-        return GymnasiumEnv(task.task, image=config.image, **options)
+        return GymnasiumEnv(task.task, image=config.image, vector=config.vector, **options)
     _prepare_suite(needs_gl=config.observation == "pixels" and config.renderer != "raytraced")
     from kstep.envs.dmc import SuiteEnv
 

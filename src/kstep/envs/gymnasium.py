@@ -36,6 +36,7 @@ class GymnasiumEnv(ControlEnv):
         observation: ObservationKind,
         size: int,
         image: str | None,
+        vector: str | None,
         resize: str | None,
         action_repeat: int,
         time_limit: int | None,
@@ -52,6 +53,7 @@ class GymnasiumEnv(ControlEnv):
                 observation,
                 size=size,
                 image=image,
+                vector=vector,
                 resize=resize,
                 render=self._example if self._renders else None,
             )
@@ -170,7 +172,7 @@ class GymnasiumEnv(ControlEnv):
         if self._renders:
             image = self._rendered()
         elif self.sight.pictures:
-            image = self._see()
+            image = self._see()[: self.sight.height]
         else:
             raise KstepError(f'{self} cannot be rendered: it has no render_mode="rgb_array"')
         if image.dtype != np.uint8 or image.ndim != 3:

@@ -95,7 +95,7 @@ def encoder_backend(run: Run, runtime: Runtime, spec: EnvSpec) -> BackendChoice:
             "its last bits. Leave it at auto, or choose another --folder"
         )
     method = run.experiment.method
-    seen = method.augment.seen_shape(spec.frame_shape)
+    seen = method.augment.seen_shape(spec.image_shape)
     shape = native_shape(method.encoder, seen, method.stack)
     if begun_with == "native":
         try:
@@ -128,7 +128,7 @@ def _frozen_encoder(run: Run, runtime: Runtime, spec: EnvSpec) -> Path | None:
     if reading.sha256(path) != wanted.sha256:
         raise KstepError(f"{path} is not the encoder that this run was begun with")
     saved, method = saved_encoders.load(path), run.experiment.method
-    shape = method.augment.seen_shape(spec.frame_shape)
+    shape = method.augment.seen_shape(spec.image_shape)
     if not saved.computes_as(method.encoder, method.stack, shape):
         raise KstepError(
             f"{path} does not fit: it has {saved.config} on {saved.stack} frames of "
