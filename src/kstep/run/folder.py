@@ -48,6 +48,9 @@ FORMAT = 2
 LogName: TypeAlias = Literal["metrics", "evaluations"]
 LOGS: tuple[LogName, ...] = get_args(LogName)
 
+Module = Annotated[str, at.MaxLen(4096), at.Predicate(str.isprintable)]
+"""A module's name, or a file's path."""
+
 LARGEST_RETURN = 1e50
 """Rewards fit single precision, so no return is larger; squares of these still fit double
 precision, in which statistics are computed."""
@@ -260,12 +263,15 @@ class Run(RunFolder):
         experiment: Experiment,
         encoder_backend: Backend | None = None,
         written_digest: str | None = None,
+        imports: tuple[str, ...] = (),
     ) -> None:
         super().__init__(folder)
         self.experiment = experiment
         self.encoder_backend = encoder_backend
         """What computes the encoder's convolutions: settled when the run first starts, then kept,
         since it decides the last bits. None before that."""
+        self.imports = imports
+        """Modules that register its environment; trust.py says when they may be imported."""
         self.digest = digest(experiment)
         self.written_digest = written_digest or self.digest
         """What identifies the experiment in the folder's files: another one in runs of format 1."""
@@ -295,12 +301,15 @@ class Run(RunFolder):
         present = cls.open(folder)
         if present.digest != digest(experiment):
             raise KstepError(_other_experiment(present, experiment))
-        return cls(folder, experiment, present.encoder_backend, present.written_digest)
+        return cls(
+            folder, experiment, present.encoder_backend, present.written_digest, present.imports
+        )
 
     def begin(self) -> None:
         """Write down which experiment the folder holds, once it is locked and looked at."""
         about: dict[str, Any] = {"format": FORMAT, "digest": self.digest}
         about |= {"encoder_backend": self.encoder_backend}
+        about |= {"imports": list(self.imports)} if self.imports else {}
         about |= {"experiment": encode(self.experiment)}
         self.tree.write_json(self.config_file, about)
         for path in (self.checkpoints, self.replay):
@@ -320,7 +329,8 @@ class Run(RunFolder):
                 Backend | None, data.get("encoder_backend", "torch"), "encoder_backend"
             )
             written = decode(str | None, data.get("digest"), "digest")
-            run = cls(folder, _experiment(data), backend, written)
+            imports = decode(tuple[Module, ...], data.get("imports", []), "imports")
+            run = cls(folder, _experiment(data), backend, written, imports)
             expected = run.digest
             if data.get("format") is None:
                 expected = legacy.digest(data["experiment"])

@@ -24,7 +24,7 @@ from kstep.envs import ControlEnv
 from kstep.errors import Stopped as Stopped
 from kstep.errors import as_faults
 from kstep.rng import Streams, episode_seed
-from kstep.run import checkpoint, preflight, saved_encoders, system
+from kstep.run import checkpoint, preflight, saved_encoders, system, trust
 from kstep.run.callbacks import Callback, Callbacks, Outcome, asked_for
 from kstep.run.checkpoint import Positions, Session
 from kstep.run.clock import Clock
@@ -135,6 +135,7 @@ def train(
             if _is_done(run, console):
                 return
             run.begin()
+            trust.remember(run)
             if encoder is not None and not run.frozen_encoder.exists():
                 data = reading.contents(encoder, reading.LARGEST_TENSORS)
                 run.tree.write(run.frozen_encoder, data)
