@@ -122,7 +122,7 @@ def train(
     )
     try:
         cleared = preflight.check(run, runtime, env)
-        run.encoder_backend = cleared.backend.backend
+        run.encoder_backend, run.environment = cleared.backend.backend, cleared.environment
         streams = Streams(experiment.seed, system.device(runtime.device))
         system.use_tf32(getattr(experiment.method.encoder, "precision", "") == "tf32")
         agent = Agent(experiment.method, cleared.spec, streams, runtime.device, run.encoder_backend)
