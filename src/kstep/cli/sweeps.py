@@ -1,4 +1,4 @@
-"""Many runs and their results: sweep, collect, import, compare."""
+"""Many runs and their results: sweep, status, collect, import, compare."""
 
 from __future__ import annotations
 
@@ -23,6 +23,22 @@ class Sweep(SweepRequest):
         from kstep.sweep.command import run_sweep
 
         run_sweep(self)
+
+
+@dataclass(frozen=True)
+class Status:
+    """Show how the runs below a folder are doing: returns so far, time left, failures.
+
+    Example: kstep status runs
+    """
+
+    runs: Positional[Path] = Path("runs")
+    """A run folder, or a folder with some somewhere below it."""
+
+    def __call__(self) -> None:
+        from kstep.sweep import status
+
+        status.show(self.runs, terminal())
 
 
 @dataclass(frozen=True)

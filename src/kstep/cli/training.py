@@ -24,12 +24,15 @@ class Train(RunRequest):
     """
 
     runtime: OmitArgPrefixes[Runtime] = field(default_factory=Runtime)
+    checkpoint_now: bool = False
+    """Train nothing: let the process that is training this run write a checkpoint now, and wait for
+    it. The same without this command: kill -USR1 with the number of that process."""
 
     def __call__(self) -> None:
         names.check_method(self.method)
-        from kstep.run.start import start
+        from kstep.run import start
 
-        start(self, self.runtime)
+        (start.checkpoint_now if self.checkpoint_now else start.start)(self, self.runtime)
 
 
 @dataclass(frozen=True)

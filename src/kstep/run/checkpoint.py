@@ -30,7 +30,7 @@ from kstep.data.replay import Replay
 from kstep.data.ring import Counters
 from kstep.files import fingerprint, part_of
 from kstep.rng import StreamPositions
-from kstep.run import legacy
+from kstep.run import legacy, on_demand
 from kstep.run.episode import Episode, EpisodeSoFar
 from kstep.run.folder import LogName, Run, checkpoint_age
 from kstep.run.log import Written, before
@@ -259,7 +259,8 @@ def newest(
         for problem in problems:
             passed_over(f"{run.checkpoints}/{problem}")
         return folder, state
-    detail = "".join(f"\n  {problem}" for problem in problems) or ": none was written yet"
+    detail = "".join(f"\n  {problem}" for problem in problems)
+    detail = detail or f": {on_demand.first_checkpoint(run)}"
     raise KstepError(f"{run.folder} has no usable checkpoint{detail}")
 
 

@@ -111,23 +111,30 @@ class RunFolder:
         self.tree, self._beside = Tree(folder), Tree(folder.parent)
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self, *note: str) -> Iterator[None]:
         """Keep every other process from writing this run, whose folder is made if it is missing.
-        The system frees the lock of the dead."""
+        The system frees the lock of the dead. The lock file has the process and the note, a word
+        per line."""
         self.tree.make(self.folder)
         with self.tree.open(self.lock_file) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                file.seek(0)
-                writer = file.read(40).decode(errors="replace").strip() or "?"
+                writer = [*self.lock_note(), "?"][0]
                 raise Busy(f"{self.folder} is being written by process {writer}") from None
             if not _leads_to(self.lock_file, file):
                 raise Busy(f"{self.folder} was replaced while it was being locked")
             file.truncate(0)
-            file.write(str(os.getpid()).encode())
+            file.write("\n".join([str(os.getpid()), *note]).encode())
             file.flush()
             yield
+
+    def lock_note(self) -> list[str]:
+        """Return the words in the lock file: a process, perhaps one that is gone, and its note."""
+        try:
+            return reading.contents(self.lock_file, 200).decode(errors="replace").split()
+        except KstepError:
+            return []
 
     def is_locked(self) -> bool:
         """Whether a process is writing this run, on this machine or on another sharing the disk."""

@@ -29,6 +29,8 @@ class RunRequest:
     env_steps: Positive | None = None
     """Budget in simulator steps, action repeats counted: 100_000, or 1e5 (100,000 unless the
     preset has less)."""
+    evaluate_every: Positive | None = None
+    """env steps between evaluations (20,000, the preset debug: 800): --set evaluation.every=N."""
     set: UseAppendAction[tuple[str, ...]] = ()
     """Change any setting: --set method.auxiliary.k=5 (keys: kstep show METHOD). May be repeated."""
     runs: Path = Path("runs")

@@ -62,6 +62,7 @@ class _Stop:
 
     def __init__(self) -> None:
         self.signal: int | None = None
+        self.checkpoint_wanted = False
         self._waiting_since: float | None = None
         self._timer_before = (0.0, 0.0)
 
@@ -71,6 +72,10 @@ class _Stop:
         if self.signal is None:
             self.signal = number
             self._timer_before = signal.setitimer(signal.ITIMER_REAL, PATIENCE, 1.0)
+
+    def want_checkpoint(self, number: int, frame: FrameType | None) -> None:
+        """Somebody asks for a checkpoint now (SIGUSR1)."""
+        self.checkpoint_wanted = True
 
     def alarm(self, number: int, frame: FrameType | None) -> None:
         """End a wait that has been too long; called every second once a stop was asked for."""
@@ -122,7 +127,8 @@ def train(run: Run, runtime: Runtime, console: Console | None = None) -> None:
         agent = Agent(experiment.method, cleared.spec, streams, runtime.device, run.encoder_backend)
         with (
             as_faults(lambda: checkpoint.describe(run)),
-            run.locked(),
+            _deaf_to_requests(),
+            run.locked(f"{runtime.checkpoint_minutes:g}"),
             system.threads(runtime.threads),
         ):
             encoder = preflight.look_again(run, runtime, cleared)
@@ -182,12 +188,14 @@ class _Trainer:
         for log in logs:
             if log.lost:
                 say(self.console, f"{log.lost} bytes of {log.path.name} are lost")
-        self.evaluated_at = {row.mark: row.env_steps for row in self.run.evaluations()}
+        evaluations = self.run.evaluations()
+        self.evaluated_at = {row.mark: row.env_steps for row in evaluations}
         self.tensorboard = tensorboard(self.run) if self.runtime.tensorboard else None
         name, preset = self.experiment.method.name, self.experiment.preset
         title = f"{name} ({preset}) {self.experiment.env.task}"
         try:
-            self.progress = ProgressReport(title, self.experiment.env_steps, self.console)
+            budget, newest = self.experiment.env_steps, evaluations[-1] if evaluations else None
+            self.progress = ProgressReport(title, budget, self.console, newest)
             with self.progress.bar, _catching_signals() as self.stop:
                 self.health = Health(session.agent, session.replay, self.progress.say)
                 self._loop()
@@ -220,8 +228,10 @@ class _Trainer:
             self._decide()
             self.progress.advanced(counts, counts.updates > 0)
             due = time.monotonic() - saved > 60 * self.runtime.checkpoint_minutes
+            due |= self.stop.checkpoint_wanted
             # A checkpoint at the budget says that the run is done: it has the last evaluation.
             if due and counts.env_steps < budget:
+                self.stop.checkpoint_wanted = False
                 self._save()
                 saved = time.monotonic()
         if counts.env_steps not in self.evaluated_at.values():
@@ -371,12 +381,28 @@ class _Trainer:
 
 
 @contextmanager
+def _deaf_to_requests() -> Iterator[None]:
+    """Whoever holds a run's lock may be asked for a checkpoint: before it can answer, and after,
+    that must not end it."""
+    try:
+        before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    except ValueError:  # not the main thread: whoever owns it handles signals
+        before = None
+    try:
+        yield
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGUSR1, before)
+
+
+@contextmanager
 def _catching_signals() -> Iterator[_Stop]:
     stop = _Stop()
     handlers: dict[int, Handler] = {
         signal.SIGINT: stop,
         signal.SIGTERM: stop,
         signal.SIGALRM: stop.alarm,
+        signal.SIGUSR1: stop.want_checkpoint,
     }
     try:
         before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
