@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from kstep import config
+from kstep import config, style
 from kstep.analysis.curves import canvas, save
 from kstep.analysis.tables import Row, grouped, markdown
 from kstep.report import paper, scores
@@ -303,7 +303,7 @@ def draw(rows: Sequence[Row], target: Path) -> None:
     """Draw a panel per task: our runs, their mean, and the paper's curves."""
     tasks = list(dict.fromkeys(str(row["task"]) for row in rows if "-cpu" in str(row["label"])))
     labels = list(dict.fromkeys(str(row["label"]) for row in rows))
-    colours = {label: f"C{index % 10}" for index, label in enumerate(labels)}
+    looks = style.looks(labels)
     across = min(2, len(tasks))
     down = -(-len(tasks) // across)
     figure = canvas(6.4 * across, 4.2 * down)
@@ -315,29 +315,25 @@ def draw(rows: Sequence[Row], target: Path) -> None:
             runs = grouped(own, "seed").values()
             for run in runs:
                 xs, ys = _points(run)
-                axes.plot(xs, ys, color=colours[str(label)], linewidth=0.7, alpha=0.6)
+                axes.plot(xs, ys, color=looks[str(label)].colour, linewidth=0.7, alpha=0.6)
             complete = [
                 (mark, summarize([float(row["score"]) for row in at]).mean)
                 for (mark,), at in sorted(grouped(own, "env_steps").items())
                 if len(at) == len(runs)
             ]
             name = f"{_named(str(label))} (n = {len(runs)})".replace("`", "")
-            axes.plot(
-                *zip(*complete, strict=True),
-                "o-",
-                color=colours[str(label)],
-                label=name,
-                markersize=3,
-            )
-        for method, colour in (("ksl", "0.3"), ("drq", "0.6")):
+            axes.plot(*zip(*complete, strict=True), label=name, **looks[str(label)].line())
+        for method in ("ksl", "drq"):
+            theirs = {**style.level(), "color": style.look(method).colour}
             points = {m: p for m, p in paper.curves()[task, method].items() if m <= BUDGET}
             means = np.array([point.mean for point in points.values()])
             spread = np.array([point.sd for point in points.values()])
-            axes.fill_between([*points], means - spread, means + spread, color=colour, alpha=0.15)
-            axes.plot([*points], means, "--", color=colour, label=f"{method}, the paper (n = 10)")
+            low, high = means - spread, means + spread
+            axes.fill_between([*points], low, high, color=theirs["color"], alpha=0.12, lw=0)
+            axes.plot([*points], means, **theirs, label=f"{method}, the paper (n = 10)")
         axes.set(title=task, xlabel="env steps", ylabel="return", xlim=(0, BUDGET))
         axes.set_ylim(bottom=0)
-        axes.legend(fontsize="x-small", frameon=False)
+        axes.legend(fontsize="x-small")
     save(figure, target)
 
 

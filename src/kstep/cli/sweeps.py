@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tyro.conf import Positional
 
+from kstep.sweep import experiments
 from kstep.sweep.options import SweepRequest
 from kstep.terminal import say, terminal
 from kstep.values import Count, Positive
@@ -20,6 +21,7 @@ class Sweep(SweepRequest):
     """
 
     def __call__(self) -> None:
+        experiments.read(self.experiment, self.scale)  # a wrong name is refused at once
         from kstep.sweep.command import run_sweep
 
         run_sweep(self)
@@ -101,11 +103,12 @@ class Compare:
     """Of the bootstrap; 50,000 for publication."""
 
     def __call__(self) -> None:
+        experiment = experiments.read(self.experiment, self.scale)
         from kstep.report import compare
-        from kstep.sweep import experiments, store
+        from kstep.sweep import store
 
         compare.compare(
-            experiments.read(self.experiment, self.scale),
+            experiment,
             store.read(self.table),
             terminal(240),
             tasks=self.tasks,

@@ -11,6 +11,7 @@ import annotated_types as at
 from tyro.conf import OmitArgPrefixes, Positional
 
 from kstep import names
+from kstep.envs import tasks
 from kstep.run.runtime import RunRequest, Runtime
 from kstep.terminal import say, terminal
 from kstep.values import Count, Positive
@@ -30,6 +31,8 @@ class Train(RunRequest):
 
     def __call__(self) -> None:
         names.check_method(self.method)
+        names.require(self.preset, names.PRESET_SUMMARIES, "preset")
+        tasks.parse(self.task)
         from kstep.run import start
 
         (start.checkpoint_now if self.checkpoint_now else start.start)(self, self.runtime)
