@@ -141,7 +141,7 @@ def page(table: pl.DataFrame, cells: Sequence[Row]) -> str:
         under_way(table),
         f"Not begun: {_names(missing)}.",
         "![returns over env steps beside the paper's](evidence.png)",
-        "Thin lines are single runs, thick lines their mean where every seed has been evaluated, "
+        "Thin lines are single runs, thick lines their mean, "
         "dashes and bands the paper's mean and one standard deviation (ten seeds, the paper's "
         "encoder).",
         "## Every mark",
@@ -186,10 +186,17 @@ def tables_of(task: str, cells: Sequence[Row]) -> str:
     return f"### {task}\n\n{markdown(head, lines)}"
 
 
+def _method(label: str) -> str:
+    return label.removesuffix("-cpu")
+
+
+def _preset(label: str) -> str:
+    """Return the preset of a label; those of the paper's size do not say so."""
+    return "cpu" if label.endswith("-cpu") else "paper"
+
+
 def _named(label: str) -> str:
-    """Return a label with its preset, which labels of the paper's size leave out."""
-    name, cpu, _ = label.partition("-cpu")
-    return f"`{name}`, preset {'cpu' if cpu else 'paper'}"
+    return f"`{_method(label)}`, preset {_preset(label)}"
 
 
 def _cell(row: Row) -> str:
@@ -300,40 +307,40 @@ def readme_block(cells: Sequence[Row]) -> str:
 
 
 def draw(rows: Sequence[Row], target: Path) -> None:
-    """Draw a panel per task: our runs, their mean, and the paper's curves."""
-    tasks = list(dict.fromkeys(str(row["task"]) for row in rows if "-cpu" in str(row["label"])))
-    labels = list(dict.fromkeys(str(row["label"]) for row in rows))
-    looks = style.looks(labels)
-    across = min(2, len(tasks))
-    down = -(-len(tasks) // across)
-    figure = canvas(6.4 * across, 4.2 * down)
-    for axes, task in zip(
-        np.ravel(figure.subplots(down, across, squeeze=False)), tasks, strict=False
-    ):
-        here = [row for row in rows if row["task"] == task]
-        for (label,), own in grouped(here, "label").items():
-            runs = grouped(own, "seed").values()
-            for run in runs:
-                xs, ys = _points(run)
-                axes.plot(xs, ys, color=looks[str(label)].colour, linewidth=0.7, alpha=0.6)
-            complete = [
-                (mark, summarize([float(row["score"]) for row in at]).mean)
-                for (mark,), at in sorted(grouped(own, "env_steps").items())
-                if len(at) == len(runs)
-            ]
-            name = f"{_named(str(label))} (n = {len(runs)})".replace("`", "")
-            axes.plot(*zip(*complete, strict=True), label=name, **looks[str(label)].line())
+    """Draw a panel per task and preset: our runs, their mean, and the paper's curves of KSL and
+    DrQ with their bands."""
+    presets = [{**row, "preset": _preset(str(row["label"]))} for row in rows]
+    panels = grouped(presets, "task", "preset")
+    looks = style.looks(dict.fromkeys(_method(str(row["label"])) for row in rows))
+    across = min(2, len(panels))
+    down = -(-len(panels) // across)
+    figure = canvas(6.0 * across, 4.2 * down)
+    grid = np.ravel(figure.subplots(down, across, squeeze=False))
+    for axes, ((task, preset), here) in zip(grid, panels.items(), strict=False):
         for method in ("ksl", "drq"):
-            theirs = {**style.level(), "color": style.look(method).colour}
-            points = {m: p for m, p in paper.curves()[task, method].items() if m <= BUDGET}
+            points = {m: p for m, p in paper.curves()[str(task), method].items() if m <= BUDGET}
             means = np.array([point.mean for point in points.values()])
             spread = np.array([point.sd for point in points.values()])
-            low, high = means - spread, means + spread
-            axes.fill_between([*points], low, high, color=theirs["color"], alpha=0.12, lw=0)
-            axes.plot([*points], means, **theirs, label=f"{method}, the paper (n = 10)")
-        axes.set(title=task, xlabel="env steps", ylabel="return", xlim=(0, BUDGET))
-        axes.set_ylim(bottom=0)
+            colour = style.look(method).colour
+            axes.fill_between(
+                [*points], means - spread, means + spread, color=colour, alpha=0.12, linewidth=0
+            )
+            dashed = {"color": colour, "linestyle": (0, style.PAPER)}
+            axes.plot([*points], means, **dashed, label=f"{method}, the paper (n = 10)")
+        for (label,), own in grouped(here, "label").items():
+            look, runs = looks[_method(str(label))], grouped(own, "seed").values()
+            if len(runs) > 1:
+                for run in runs:
+                    axes.plot(*_points(run), color=look.colour, linewidth=0.7, alpha=0.6)
+            at_marks = sorted(grouped(own, "env_steps").items())
+            xs = [int(mark) for (mark,), _ in at_marks]
+            ys = [summarize([float(row["score"]) for row in at]).mean for _, at in at_marks]
+            axes.plot(xs, ys, **look.line(), label=f"{_method(str(label))} (n = {len(runs)})")
+        axes.set(title=f"{task}, preset {preset}", xlabel="env steps", ylabel="return")
+        axes.set(xlim=(0, BUDGET), ylim=(0, None))
         axes.legend(fontsize="x-small")
+    for axes in grid[len(panels) :]:
+        axes.set_axis_off()
     save(figure, target)
 
 
