@@ -12,6 +12,7 @@ from tyro.conf import OmitArgPrefixes, Positional
 
 from kstep import names
 from kstep.envs import tasks
+from kstep.report.options import Overlay
 from kstep.run.runtime import RunRequest, Runtime
 from kstep.terminal import say, terminal
 from kstep.values import Count, Positive
@@ -47,6 +48,9 @@ class Eval:
 
     run: Positional[Path]
     """A run folder."""
+    at: Count | None = None
+    """A moment of training, in env steps, of a checkpoint or of a policy that kstep train
+    --save-policies-every kept; the default is the newest."""
     episodes: Positive = 10
     seed: Count = 0
     """Which episodes: the same seed repeats the same starts."""
@@ -60,17 +64,28 @@ class Eval:
 
 @dataclass(frozen=True)
 class Film:
-    """Film a run's newest checkpoint as mp4.
+    """Film what policies do: a row per run, a column per moment of training.
 
-    Example: kstep film runs/cartpole_swingup/ksl-cpu/seed1 --output swingup.mp4
+    Example: kstep film runs/cartpole_swingup/ksl-cpu/seed1 --overlay reward looks
     """
 
-    run: Positional[Path]
-    """A run folder."""
+    runs: Positional[tuple[Path, ...]]
+    """Run folders."""
     output: Path = Path("film.mp4")
+    """Also .mkv, .mov, or .gif and .webp, which pages show like pictures."""
+    at: tuple[Count, ...] = ()
+    """Moments of training, in env steps, of checkpoints or of policies that kstep train
+    --save-policies-every kept; the default is the newest."""
+    overlay: tuple[Overlay, ...] = ()
+    """What to draw over the pictures: the actions, the reward so far, where the encoder looks, and
+    how well KSL's transition model predicted what came."""
+    label: bool = True
+    """Name the run and the moment in each picture."""
     episodes: Positive = 1
     seed: Count = 0
+    """Which episodes: the same seed repeats the same starts."""
     height: int = 480
+    """Of each picture, in pixels."""
     width: int = 640
     camera: int | None = None
     """A camera's number; the default is the agent's own."""
@@ -81,8 +96,10 @@ class Film:
     def __call__(self) -> None:
         from kstep.report.film import film
 
-        result = film(**vars(self))
-        say(terminal(), f"{self.output}: return {result.mean:.1f}")
+        console = terminal()
+        for title, result in film(**vars(self)).items():
+            say(console, f"return {result.mean:.1f}: {title}")
+        say(console, str(self.output))
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,11 @@ from kstep.run.load import opened
 from kstep.terminal import say, terminal
 
 
-def show(run: Path, *, episodes: int, seed: int, device: str = "cpu") -> None:
+def show(
+    run: Path, *, episodes: int, seed: int, device: str = "cpu", at: int | None = None
+) -> None:
     """Evaluate the run's policy and print its returns; the same seed repeats the same starts."""
-    with opened(run, device, lanes=episodes) as (agent, lanes, counts):
+    with opened(run, device, lanes=episodes, at=at) as (agent, lanes, counts):
         result = evaluate(agent, lanes, evaluation_seeds(seed, -1, episodes))
     console = terminal()
     say(

@@ -138,10 +138,15 @@ def save(run: Run, session: Session, positions: Positions) -> Path:
     return final
 
 
-def load_weights(run: Run, agent: Agent, passed_over: Callable[[str], None]) -> Counts:
-    """Load the newest intact checkpoint's weights, for acting only; frames are not read.
-    `passed_over` is told of newer ones that are damaged."""
-    folder, state = newest(run, passed_over=passed_over)
+def load_weights(
+    run: Run,
+    agent: Agent,
+    passed_over: Callable[[str], None] | None = None,
+    use: Callable[[Weights], None] = lambda state: None,
+) -> Counts:
+    """Load the weights of the newest intact checkpoint that `use` does not refuse, for acting only;
+    frames are not read. `passed_over` is told of newer ones that are damaged."""
+    folder, state = newest(run, use, passed_over or (lambda problem: None))
     _load_agent(agent, folder, state)
     return state.counts
 

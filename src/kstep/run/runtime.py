@@ -78,6 +78,8 @@ class Runtime:
     so a run keeps what it began with."""
     save_encoders_every: Positive | None = None
     """Also save the encoder every so many env steps, for kstep analyze (the paper: 5000)."""
+    save_policies_every: Positive | None = None
+    """Also save the policy every so many env steps, to film or evaluate it later (--at)."""
     frozen_encoder: Path | None = None
     """Use this encoder, saved by another run, without training it; only actor and critic learn."""
     tensorboard: bool = False

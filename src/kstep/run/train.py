@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn, TypeAlias
 
@@ -24,7 +25,7 @@ from kstep.envs import ControlEnv
 from kstep.errors import Stopped as Stopped
 from kstep.errors import as_faults
 from kstep.rng import Streams, episode_seed
-from kstep.run import checkpoint, preflight, saved_encoders, system
+from kstep.run import checkpoint, policies, preflight, saved_encoders, system
 from kstep.run.checkpoint import Positions, Session
 from kstep.run.clock import Clock
 from kstep.run.episode import Episode
@@ -167,7 +168,7 @@ class _Trainer:
             session.agent.take_encoder(saved_encoders.load(run.frozen_encoder).encoder)
         self.stop, self.clock = _Stop(), Clock(run)
         self.lanes: list[ControlEnv] = []
-        self.encoder_saved_at: int | None = None
+        self.saved_at: dict[Path, int] = {}
 
     def bring_to_budget(self) -> None:
         counts, session = self.session.counts, self.session
@@ -224,7 +225,7 @@ class _Trainer:
             if self.stop.signal is not None:
                 self._save_and_stop(self.stop.signal)
             self._evaluate_if_due()
-            self._save_encoder_if_due()
+            self._save_parts_if_due()
             self._decide()
             self.progress.advanced(counts, counts.updates > 0)
             due = time.monotonic() - saved > 60 * self.runtime.checkpoint_minutes
@@ -236,7 +237,7 @@ class _Trainer:
                 saved = time.monotonic()
         if counts.env_steps not in self.evaluated_at.values():
             self._evaluate(counts.env_steps)
-        self._save_encoder_if_due(last=True)
+        self._save_parts_if_due(last=True)
         self._save()
 
     def _decide(self) -> None:
@@ -339,22 +340,27 @@ class _Trainer:
             self.tensorboard.add_scalar("evaluation/return", result.mean, counts.env_steps)
         self.progress.evaluated(counts, result, time.monotonic() - started)
 
-    def _save_encoder_if_due(self, *, last: bool = False) -> None:
-        """Save the encoder once for every mark, as soon as env_steps reach it.
+    def _save_parts_if_due(self, *, last: bool = False) -> None:
+        """Save the encoder and the policy once for every mark of theirs, as soon as env_steps reach
+        it.
 
         After an interruption, marks passed since the checkpoint are reached again and their files
         replaced by equal ones.
         """
-        every, env_steps = self.runtime.save_encoders_every, self.session.counts.env_steps
-        if every is None:
-            return
-        mark = env_steps if last and env_steps % every else env_steps // every * every
-        # A checkpoint may lie between marks: the one behind it was saved before.
-        behind = self.run.encoders / f"{mark:09d}.safetensors"
-        first_look = self.encoder_saved_at is None and env_steps > mark and behind.exists()
-        if mark != self.encoder_saved_at and not first_look:
-            saved_encoders.save(self.run, self.session.agent, self.session.counts, mark)
-        self.encoder_saved_at = mark
+        runtime, run, env_steps = self.runtime, self.run, self.session.counts.env_steps
+        for every, folder, save in (
+            (runtime.save_encoders_every, run.encoders, saved_encoders.save),
+            (runtime.save_policies_every, run.policies, policies.save),
+        ):
+            if every is None:
+                continue
+            mark = env_steps if last and env_steps % every else env_steps // every * every
+            # A checkpoint may lie between marks: the one behind it was saved before.
+            behind = folder / f"{mark:09d}.safetensors"
+            first_look = folder not in self.saved_at and env_steps > mark and behind.exists()
+            if mark != self.saved_at.get(folder) and not first_look:
+                save(run, self.session.agent, self.session.counts, mark)
+            self.saved_at[folder] = mark
 
     def _log(self, values: dict[str, float]) -> None:
         """Write a line of metrics."""
