@@ -88,8 +88,8 @@ def test_lists_import_nothing_heavy(what: str) -> None:
         (["train", "ksl", "carpole_swingup"], "did you mean cartpole_swingup"),
         (["train", "ksl", "toy_reach", "--preset", "cup"], "unknown preset 'cup'"),
         (["show", "ksl", "--diff", "drqq"], "unknown method 'drqq'"),
-        (["sweep", "mian"], "mian"),
-        (["compare", "mian"], "mian"),
+        (["sweep", "mainn"], "mainn"),
+        (["compare", "mainn"], "mainn"),
         (["analyze", "reward-cpa"], "Did you mean 'reward-pca'"),
     ],
 )
