@@ -359,21 +359,12 @@ def _saliency(case: Case) -> Findings:
     saved = case.subject.saved("saliency")
     chosen = np.arange(min(FILMED, len(case.on)))
     views = saved.view(case.on.stacks(chosen, saved.size, saved.stack))
-    height, width = views.shape[2:4]
     encoder, generator = saved.encoder, torch.Generator().manual_seed(0)
     looks, moves = [], []
     for begin in range(0, len(views), 50):
         part = views[begin : begin + 50]
-        with torch.no_grad():
-            active = encoder.features(torch.from_numpy(part))
-        looks.append(
-            saliency.attention(
-                active.view(-1, *encoder.feature_shape).numpy(),
-                saved.config.strides,  # type: ignore[attr-defined]
-                height,
-                width,
-            )
-        )
+        strides = saved.config.strides  # type: ignore[attr-defined]
+        looks.append(saliency.attention_of(encoder, strides, part))
         moves.append(saliency.sensitivity(encoder, part, generator))
     attention, sensitivity = np.concatenate(looks), np.concatenate(moves)
     row = case.row(

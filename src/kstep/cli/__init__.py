@@ -17,7 +17,7 @@ import kstep
 from kstep import values
 from kstep.cli.analyses import Analyze, EvaluationSet
 from kstep.cli.looking import Bench, Doctor, List, Show
-from kstep.cli.sweeps import Collect, Compare, Import, Sweep
+from kstep.cli.sweeps import Collect, Compare, Import, Status, Sweep
 from kstep.cli.training import Eval, Film, Selfcheck, Train, Trust
 from kstep.errors import KstepError, explain
 from kstep.signals import answered
@@ -36,6 +36,7 @@ Verb = (
     | Bench
     | Selfcheck
     | Sweep
+    | Status
     | Collect
     | Import
     | Compare

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from tyro.conf import Positional
 
-from kstep.analysis.options import Request
+from kstep import names
+from kstep.analysis.options import KNOWN, Request
 from kstep.run.runtime import Importing
 from kstep.terminal import say, terminal
 from kstep.values import Count, Positive
@@ -44,6 +45,7 @@ class Analyze(Request, Importing):
     """
 
     def __call__(self) -> None:
+        names.require(self.question, KNOWN, "question")
         from kstep.report import analyze
 
         console = terminal()

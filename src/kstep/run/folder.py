@@ -9,6 +9,7 @@ clock.jsonl         how long it took, one line per evaluation and checkpoint
 checkpoints/        the last two, each a folder
 replay/             frames in segments, shared by the checkpoints
 encoders/           encoders over training, where asked for
+policies/           policies over training, where asked for
 frozen_encoder.safetensors   the encoder of another run, where this one uses it without training
 tensorboard/        events, where asked for
 wandb/              what Weights & Biases keeps, where asked for
@@ -134,6 +135,8 @@ class RunFolder:
         self.checkpoints = folder / "checkpoints"
         self.replay = folder / "replay"
         self.encoders = folder / "encoders"
+        self.policies = folder / "policies"
+        self.policy_file = folder / "policy.safetensors"
         self.frozen_encoder = folder / "frozen_encoder.safetensors"
         self.tensorboard = folder / "tensorboard"
         self.wandb = folder / "wandb"
@@ -144,23 +147,30 @@ class RunFolder:
         self.tree, self._beside = Tree(folder), Tree(folder.parent)
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self, *note: str) -> Iterator[None]:
         """Keep every other process from writing this run, whose folder is made if it is missing.
-        The system frees the lock of the dead."""
+        The system frees the lock of the dead. The lock file has the process and the note, a word
+        per line."""
         self.tree.make(self.folder)
         with self.tree.open(self.lock_file) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                file.seek(0)
-                writer = file.read(40).decode(errors="replace").strip() or "?"
+                writer = [*self.lock_note(), "?"][0]
                 raise Busy(f"{self.folder} is being written by process {writer}") from None
             if not _leads_to(self.lock_file, file):
                 raise Busy(f"{self.folder} was replaced while it was being locked")
             file.truncate(0)
-            file.write(str(os.getpid()).encode())
+            file.write("\n".join([str(os.getpid()), *note]).encode())
             file.flush()
             yield
+
+    def lock_note(self) -> list[str]:
+        """Return the words in the lock file: a process, perhaps one that is gone, and its note."""
+        try:
+            return reading.contents(self.lock_file, 200).decode(errors="replace").split()
+        except KstepError:
+            return []
 
     def is_locked(self) -> bool:
         """Whether a process is writing this run, on this machine or on another sharing the disk."""
@@ -185,17 +195,17 @@ class RunFolder:
         for path in self._files():
             refuse_special(path)
             refuse_special(part_of(path))
-        for name in ("checkpoints", "replay", "encoders", "tensorboard", "wandb"):
-            refuse_special(self.folder / name)
+        for path in (*self._folders(), self.tensorboard, self.wandb):
+            refuse_special(path)
         inside = ("checkpoints/[0-9]*", "checkpoints/[0-9]*/*", "replay/*frames*")
-        for pattern in (*inside, "encoders/[0-9]*", "tensorboard/*"):
+        for pattern in (*inside, "encoders/[0-9]*", "policies/[0-9]*", "tensorboard/*"):
             for path in self.folder.glob(pattern):
                 refuse_special(path)
 
     def incomplete(self) -> list[Path]:
         """Return what was being written, or removed, when a process was killed."""
         parts = [path for path in map(part_of, self._files()) if path.is_file()]
-        for folder in (self.checkpoints, self.replay, self.encoders):
+        for folder in self._folders():
             parts += folder.glob("*.part")
         return parts
 
@@ -203,6 +213,9 @@ class RunFolder:
         written = [self.config_file, self.system_file, self.frozen_encoder, self.lock_file]
         written.append(self.clock_file)
         return written + [self.log(name) for name in LOGS]
+
+    def _folders(self) -> list[Path]:
+        return [self.checkpoints, self.replay, self.encoders, self.policies]
 
     def log(self, name: str) -> Path:
         return self.folder / f"{name}.jsonl"
@@ -231,8 +244,11 @@ class RunFolder:
 
     def saved_encoders(self) -> list[Path]:
         """Return the encoders saved during training, oldest first."""
-        found = self.encoders.glob("[0-9]*.safetensors")
-        return sorted((path for path in found if re.fullmatch("[0-9]+", path.stem)), key=_mark)
+        return _marked(self.encoders)
+
+    def saved_policies(self) -> list[Path]:
+        """Return the policies saved during training, oldest first."""
+        return _marked(self.policies)
 
     def reached(self) -> int:
         """Return the env_steps of the newest evaluation or logged update, whichever is further."""
@@ -428,5 +444,8 @@ def _leads_to(path: Path, file: BinaryIO) -> bool:
         return False
 
 
-def _mark(path: Path) -> int:
-    return int(path.stem)
+def _marked(folder: Path) -> list[Path]:
+    """Return the files that were saved for marks, oldest first."""
+    found = folder.glob("[0-9]*.safetensors")
+    named = (path for path in found if re.fullmatch("[0-9]+", path.stem))
+    return sorted(named, key=lambda path: int(path.stem))

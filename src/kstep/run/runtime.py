@@ -44,6 +44,8 @@ class RunRequest:
     env_steps: Positive | None = None
     """Budget in simulator steps, action repeats counted: 100_000, or 1e5 (100,000 unless the
     preset has less)."""
+    evaluate_every: Positive | None = None
+    """env steps between evaluations (20,000, the preset debug: 800): --set evaluation.every=N."""
     set: UseAppendAction[tuple[str, ...]] = ()
     """Change any setting: --set method.auxiliary.k=5 (keys: kstep show METHOD). May be repeated."""
     runs: Path = Path("runs")
@@ -94,6 +96,8 @@ class Runtime:
     so a run keeps what it began with."""
     save_encoders_every: Positive | None = None
     """Also save the encoder every so many env steps, for kstep analyze (the paper: 5000)."""
+    save_policies_every: Positive | None = None
+    """Also save the policy every so many env steps, to film or evaluate it later (--at)."""
     frozen_encoder: Path | None = None
     """Use this encoder, saved by another run, without training it; only actor and critic learn."""
     tensorboard: bool = False

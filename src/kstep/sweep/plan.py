@@ -205,10 +205,16 @@ def status(spec: RunSpec) -> Status:
         return Status("failed" if problem else "missing", 0, problem)
     if identity != spec.digest:
         return Status("failed", 0, "the folder holds another experiment")
+    found = status_of(run, spec.env_steps)
+    problem = _encoder_problem(spec) if found.state == "done" else ""
+    return Status("failed", found.env_steps, problem) if problem else found
+
+
+def status_of(run: RunFolder, env_steps: int) -> Status:
+    """Read what a run that has begun has reached of a budget."""
     reached = run.reached()
-    if run.is_done(spec.env_steps):
-        problem = _encoder_problem(spec)
-        return Status("failed" if problem else "done", reached, problem)
+    if run.is_done(env_steps):
+        return Status("done", reached)
     if run.is_locked():
         return Status("running", reached)
     problem = run.last_problem()
