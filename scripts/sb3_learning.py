@@ -20,7 +20,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from stable_baselines3 import SAC
@@ -28,12 +27,15 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
 
+from kstep import style
+from kstep.analysis.curves import canvas, save
 from kstep.envs import EnvConfig, make
 from kstep.files import write_atomically
 from kstep.interop.stable_baselines3 import KSLCallback
 
 DECISIONS, EVERY, EPISODES, SEEDS = 8_000, 1_000, 20, (1, 2, 3)
-ARMS = {"sac": "#2c6fbb", "sac+ksl": "#c0392b"}
+ARMS = {"sac": "sac_pixel", "sac+ksl": "ksl"}
+"""What is compared, and the method of ours whose colour it has."""
 SETTINGS: dict[str, Any] = {
     "learning_rate": 1e-3,
     "buffer_size": DECISIONS,
@@ -115,25 +117,23 @@ def means(rows: list[Row], arm: str, seed: int) -> dict[int, float]:
 
 
 def draw(rows: list[Row], path: Path) -> None:
-    figure, axes = plt.subplots(figsize=(7.2, 4.2), dpi=160)
-    for arm, colour in ARMS.items():
+    figure = canvas(7.2, 4.2)
+    axes, looks = figure.subplots(), style.looks(ARMS.values())
+    for arm, like in ARMS.items():
         curves = [means(rows, arm, seed) for seed in SEEDS if means(rows, arm, seed)]
         for curve in curves:
-            axes.plot([*curve], [*curve.values()], color=colour, alpha=0.3, linewidth=1)
+            thin = {**looks[like].line(), "alpha": 0.35, "linewidth": 1, "marker": ""}
+            axes.plot([*curve], [*curve.values()], **thin)
         if curves:
             middle = np.mean([[*curve.values()] for curve in curves], axis=0)
             label = f"{arm}, mean of {len(curves)} seeds"
-            axes.plot([*curves[0]], middle, color=colour, marker="o", markersize=3.5, label=label)
+            axes.plot([*curves[0]], middle, label=label, **looks[like].line())
     axes.set_xlabel("decisions")
     axes.set_ylabel(f"return (mean of {EPISODES} greedy episodes)")
-    axes.set_title("toy_reach from pixels, Stable-Baselines3's SAC", loc="left")
+    axes.set_title("toy_reach from pixels, Stable-Baselines3's SAC")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25)
-    axes.legend(frameon=False, fontsize=8, loc="upper left")
-    figure.tight_layout()
-    figure.savefig(path)
-    plt.close(figure)
+    axes.legend(fontsize=8, loc="upper left")
+    save(figure, path)
 
 
 def main() -> None:
