@@ -8,8 +8,9 @@ default, with and without `KSLCallback()`, whose settings are its defaults. Eval
 first decision and after every 1,000: the greedy return of 20 episodes, whose starts are the same
 each time. Shown: the mean over seeds, and each seed.
 
-Writes <out>.csv (one row per evaluation episode) and <out>.png. What the CSV has already is not run
-again, so an interrupted command can be repeated.
+Writes <out>.csv (one row per evaluation episode) and <out>.png, prints a table. What the CSV has
+already is not run again, so an interrupted command can be repeated. All six runs take about half an
+hour on one free core: 3 minutes each without KSL, 8 with it.
 """
 
 from __future__ import annotations
@@ -136,6 +137,16 @@ def draw(rows: list[Row], path: Path) -> None:
     save(figure, path)
 
 
+def tell(rows: list[Row]) -> None:
+    """Print a table of means, a column per run, as docs/results has it."""
+    runs = [(arm, seed) for arm in ARMS for seed in SEEDS if means(rows, arm, seed)]
+    print("| decisions |", " | ".join(f"{arm}, seed {seed}" for arm, seed in runs), "|")
+    print("|---|" + "---|" * len(runs))
+    for mark in sorted({row[2] for row in rows}):
+        cells = [f"{means(rows, *run).get(mark, float('nan')):.1f}" for run in runs]
+        print(f"| {mark:,} |", " | ".join(cells), "|")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
@@ -157,6 +168,7 @@ def main() -> None:
             shown = {mark: round(mean, 2) for mark, mean in means(rows, arm, seed).items()}
             print(arm, seed, f"{time.process_time() - start:.0f} s", shown, flush=True)
     draw(rows, arguments.out.with_suffix(".png"))
+    tell(rows)
 
 
 if __name__ == "__main__":
