@@ -8,12 +8,13 @@ from pathlib import Path
 from tyro.conf import Positional
 
 from kstep.analysis.options import Request
+from kstep.run.runtime import Importing
 from kstep.terminal import say, terminal
 from kstep.values import Count, Positive
 
 
 @dataclass(frozen=True)
-class EvaluationSet:
+class EvaluationSet(Importing):
     """Collect the states that analyses ask about: greedy episodes of a trained agent.
 
     Example: kstep evaluation-set runs/walker_walk/ksl/seed1 --output sets/walker_walk
@@ -32,11 +33,11 @@ class EvaluationSet:
     def __call__(self) -> None:
         from kstep.analysis import evaluation_set
 
-        say(terminal(), evaluation_set.make(**vars(self)))
+        say(terminal(), evaluation_set.make(**self.rest()))
 
 
 @dataclass(frozen=True)
-class Analyze(Request):
+class Analyze(Request, Importing):
     """Ask what encoders learned: tables as CSV, figures as PNG.
 
     Example: kstep analyze reward-mse runs/walker_walk/*/seed* --on sets/walker_walk

@@ -7,13 +7,14 @@ from pathlib import Path
 
 from tyro.conf import Positional
 
+from kstep.run.runtime import Importing
 from kstep.sweep.options import SweepRequest
 from kstep.terminal import say, terminal
 from kstep.values import Count, Positive
 
 
 @dataclass(frozen=True)
-class Sweep(SweepRequest):
+class Sweep(SweepRequest, Importing):
     """Run one of the paper's experiments, or your own. The same command resumes it.
 
     Example: kstep sweep main --scale cpu --tasks cartpole_swingup --seeds 1-3 --plan
@@ -22,7 +23,7 @@ class Sweep(SweepRequest):
     def __call__(self) -> None:
         from kstep.sweep.command import run_sweep
 
-        run_sweep(self)
+        run_sweep(self, self.imports)
 
 
 @dataclass(frozen=True)

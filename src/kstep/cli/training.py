@@ -11,7 +11,7 @@ import annotated_types as at
 from tyro.conf import OmitArgPrefixes, Positional
 
 from kstep import names
-from kstep.run.runtime import RunRequest, Runtime
+from kstep.run.runtime import Importing, RunRequest, Runtime
 from kstep.terminal import say, terminal
 from kstep.values import Count, Positive, Threads
 
@@ -33,7 +33,7 @@ class Train(RunRequest):
 
 
 @dataclass(frozen=True)
-class Eval:
+class Eval(Importing):
     """Evaluate a run's newest checkpoint: greedy episodes, every return printed.
 
     Example: kstep eval runs/cartpole_swingup/ksl-cpu/seed1 --episodes 20
@@ -49,11 +49,11 @@ class Eval:
     def __call__(self) -> None:
         from kstep.report import evaluation
 
-        evaluation.show(**vars(self))
+        evaluation.show(**self.rest())
 
 
 @dataclass(frozen=True)
-class Film:
+class Film(Importing):
     """Film a run's newest checkpoint as mp4.
 
     Example: kstep film runs/cartpole_swingup/ksl-cpu/seed1 --output swingup.mp4
@@ -75,8 +75,27 @@ class Film:
     def __call__(self) -> None:
         from kstep.report.film import film
 
-        result = film(**vars(self))
+        result = film(**self.rest())
         say(terminal(), f"{self.output}: return {result.mean:.1f}")
+
+
+@dataclass(frozen=True)
+class Trust:
+    """Allow a run folder to have its environment's modules imported; asked for once per folder.
+
+    Example: kstep trust runs/gym-Arm-v0/ksl-cpu/seed1
+    """
+
+    run: Positional[Path]
+    """A run folder."""
+
+    def __call__(self) -> None:
+        from kstep.run import trust
+        from kstep.run.folder import Run
+
+        modules = trust.allow(Run.open(self.run))
+        what = ", ".join(modules) if modules else "nothing: it needs no module"
+        say(terminal(), f"{self.run} may import {what}")
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from kstep import envs
 from kstep.agent import Agent
 from kstep.envs import ControlEnv
 from kstep.rng import Streams
-from kstep.run import checkpoint, system
+from kstep.run import checkpoint, system, trust
 from kstep.run.folder import Run
 from kstep.terminal import Terminal, say
 from kstep.types import Counts
@@ -26,6 +26,7 @@ def opened(
 ) -> Iterator[tuple[Agent, list[ControlEnv], Counts]]:
     """Yield the run's agent with its newest weights, fresh environments, and how far it is."""
     run = Run.open(folder)
+    trust.require(run)
     made = envs.make_lanes(run.experiment.env, run.experiment.seed, lanes)
     try:
         streams = Streams(run.experiment.seed, system.device(device))

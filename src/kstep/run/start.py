@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from kstep.config import resolve
-from kstep.run import saved_encoders, system
+from kstep.envs import own
+from kstep.run import saved_encoders, system, trust
 from kstep.run.callbacks import Callback
 from kstep.run.folder import Run
 from kstep.run.runtime import RunRequest, Runtime
@@ -23,6 +24,8 @@ def start(
 ) -> Run:
     """Bring the run to its budget and return it."""
     console, encoder = console or terminal(), runtime.frozen_encoder
+    module = own.module_of(request.task)
+    own.bring([*request.imports, *([module] if module else [])])
     experiment = resolve(
         request.method,
         request.task,
@@ -36,6 +39,8 @@ def start(
     special = bool(request.set) or encoder is not None
     folder = request.folder or Run.default_folder(request.runs, experiment, special)
     run = Run.prepare(folder, experiment)
+    run.imports = own.absolute(request.imports) or run.imports
+    trust.require(run)
     say(console, f"run folder: {run.folder}")
     system.keep_freed_memory()
     train(run, runtime, console, callbacks)
