@@ -40,7 +40,7 @@ class Show:
 
 @dataclass(frozen=True)
 class List:
-    """List methods, tasks, presets, experiments or the trained agents that come with kstep.
+    """List methods, encoders, tasks, presets, experiments or trained agents that come with kstep.
 
     Example: kstep list methods
     """

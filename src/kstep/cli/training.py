@@ -15,7 +15,7 @@ from kstep.envs import tasks
 from kstep.report.options import Overlay
 from kstep.run.runtime import RunRequest, Runtime
 from kstep.terminal import say, terminal
-from kstep.values import Count, Positive
+from kstep.values import Count, Positive, Threads
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class Selfcheck:
     """The run is kept below this folder; if interrupted, the same command resumes it."""
     device: str = "cpu"
     """cpu, cuda or mps."""
-    threads: Positive | None = None
+    threads: Threads | None = None
     """Processor threads; the default uses all cores."""
 
     def __call__(self) -> None:

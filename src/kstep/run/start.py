@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 
 from rich.console import Console
 
 from kstep.config import resolve
 from kstep.run import clock, on_demand, saved_encoders, system
+from kstep.run.callbacks import Callback
 from kstep.run.folder import Run
 from kstep.run.progress import clock as as_clock
 from kstep.run.runtime import RunRequest, Runtime
@@ -15,13 +17,18 @@ from kstep.run.train import train
 from kstep.terminal import say, sparkline, terminal
 
 
-def start(request: RunRequest, runtime: Runtime) -> Run:
+def start(
+    request: RunRequest,
+    runtime: Runtime,
+    console: Console | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> Run:
     """Bring the run to its budget and return it."""
-    console = terminal()
+    console = console or terminal()
     run = _run(request, runtime)
     say(console, f"run folder: {run.folder}")
     system.keep_freed_memory()
-    train(run, runtime, console)
+    train(run, runtime, console, callbacks)
     summarize(run, console)
     return run
 
