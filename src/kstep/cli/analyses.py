@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tyro.conf import Positional
 
-from kstep import names
+from kstep import names, zoo
 from kstep.analysis.options import KNOWN, Request
 from kstep.run.runtime import Importing
 from kstep.terminal import say, terminal
@@ -22,7 +22,7 @@ class EvaluationSet(Importing):
     """
 
     run: Positional[Path]
-    """A run folder."""
+    """A run folder, or zoo:NAME (kstep list zoo)."""
     output: Path
     """The folder to make."""
     episodes: Positive = 10
@@ -32,6 +32,7 @@ class EvaluationSet(Importing):
     """Further frame sizes to render, for encoders that see others (100 for crops of 84)."""
 
     def __call__(self) -> None:
+        zoo.check(self.run)
         from kstep.analysis import evaluation_set
 
         say(terminal(), evaluation_set.make(**self.rest()))

@@ -40,7 +40,7 @@ class Show:
 
 @dataclass(frozen=True)
 class List:
-    """List methods, encoders, tasks, presets or experiments.
+    """List methods, encoders, tasks, presets, experiments or trained agents that come with kstep.
 
     Example: kstep list methods
     """

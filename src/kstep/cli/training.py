@@ -10,7 +10,7 @@ from typing import Annotated
 import annotated_types as at
 from tyro.conf import OmitArgPrefixes, Positional
 
-from kstep import names
+from kstep import names, zoo
 from kstep.envs import tasks
 from kstep.report.options import Overlay
 from kstep.run.runtime import Importing, RunRequest, Runtime
@@ -47,7 +47,7 @@ class Eval(Importing):
     """
 
     run: Positional[Path]
-    """A run folder."""
+    """A run folder, or zoo:NAME (kstep list zoo)."""
     at: Count | None = None
     """A moment of training, in env steps, of a checkpoint or of a policy that kstep train
     --save-policies-every kept; the default is the newest."""
@@ -57,6 +57,7 @@ class Eval(Importing):
     device: str = "cpu"
 
     def __call__(self) -> None:
+        zoo.check(self.run)
         from kstep.report import evaluation
 
         evaluation.show(**self.rest())
@@ -70,7 +71,7 @@ class Film(Importing):
     """
 
     runs: Positional[tuple[Path, ...]]
-    """Run folders."""
+    """Run folders, or zoo:NAME for trained agents that come with kstep (kstep list zoo)."""
     output: Path = Path("film.mp4")
     """Also .mkv, .mov, or .gif and .webp, which pages show like pictures."""
     at: tuple[Count, ...] = ()
@@ -94,6 +95,8 @@ class Film(Importing):
     device: str = "cpu"
 
     def __call__(self) -> None:
+        for run in self.runs:
+            zoo.check(run)
         from kstep.report.film import film
 
         console = terminal()

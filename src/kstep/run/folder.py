@@ -36,7 +36,7 @@ from typing import Annotated, Any, BinaryIO, Literal, TypeAlias, get_args
 import annotated_types as at
 import numpy as np
 
-from kstep import reading
+from kstep import reading, zoo
 from kstep.config import Experiment, digest
 from kstep.envs.actions import Actions, BoxActions
 from kstep.envs.sight import Sight
@@ -363,7 +363,8 @@ class Run(RunFolder):
 
     @classmethod
     def open(cls, folder: Path) -> Run:
-        """Open a run that exists."""
+        """Open a run that exists, or an agent that comes with the package (`zoo:NAME`)."""
+        folder = zoo.located(folder)
         path = folder / "config.json"
         try:
             data = reading.json_file(path)
