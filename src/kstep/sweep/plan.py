@@ -199,10 +199,17 @@ def status(spec: RunSpec) -> Status:
         return Status("failed" if problem else "missing", 0, problem)
     if identity != spec.digest:
         return Status("failed", 0, "the folder holds another experiment")
+    found = state_of(run, spec.env_steps)
+    if found.state == "done" and (problem := _encoder_problem(spec)):
+        return Status("failed", found.env_steps, problem)
+    return found
+
+
+def state_of(run: RunFolder, env_steps: int) -> Status:
+    """Read what a run folder has reached of its budget, whatever the run is."""
     reached = run.reached()
-    if run.is_done(spec.env_steps):
-        problem = _encoder_problem(spec)
-        return Status("failed" if problem else "done", reached, problem)
+    if run.is_done(env_steps):
+        return Status("done", reached)
     if run.is_locked():
         return Status("running", reached)
     problem = run.last_problem()
