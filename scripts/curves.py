@@ -11,20 +11,19 @@ from __future__ import annotations
 
 import argparse
 import csv
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-import matplotlib.pyplot as plt
 import numpy as np
 from scipy.stats import ttest_1samp
 
+from kstep import style
+from kstep.analysis.curves import canvas, save
 from kstep.report import paper
 from kstep.run.folder import Evaluated, Run
 
-COLOURS = {"ksl": "#c0392b", "ksl-results": "#8e44ad", "sac_pixel": "#2c6fbb"}
-SEEDS = ["#c0392b", "#2c6fbb", "#27864b", "#b7791f", "#8e44ad", "#16877f"]
-"""Colours by seed, where one method has several."""
-LINES = {"native": "-", "torch": ":"}
+BACKENDS = {"native": style.SOLID, "torch": style.DASHES[2]}
 
 
 class Curve(NamedTuple):
@@ -76,46 +75,37 @@ def draw(curves: list[Curve], target: Path) -> None:
         *((step, point) for step, point in paper.curves()[task, "ksl"].items() if step <= last),
         strict=True,
     )
-    figure, axes = plt.subplots(figsize=(7.2, 4.2), dpi=160)
+    figure = canvas(7.2, 4.2)
+    axes, theme = figure.subplots(), style.THEME.get()
     low, high = [p.mean - p.sd for p in points], [p.mean + p.sd for p in points]
-    axes.fill_between(steps, low, high, color="#999999", alpha=0.25, linewidth=0)
+    axes.fill_between(steps, low, high, color=theme.muted, alpha=0.2, linewidth=0)
     axes.plot(
         steps,
         [p.mean for p in points],
-        color="#666666",
-        linestyle="--",
+        **style.level(),
         label=f"KSL, the paper ({points[0].n} seeds, mean ± one standard deviation)",
     )
     backends = {curve.backend for curve in curves}
     seeds = sorted({curve.seed for curve in curves})
     by_seed = len(seeds) > 1 and len({curve.method for curve in curves}) == 1
+    looks = style.looks(curve.method for curve in curves)
     for curve in curves:
-        colour = COLOURS.get(curve.method)
+        look = looks[curve.method]
         if by_seed:
-            colour = SEEDS[seeds.index(curve.seed) % len(SEEDS)]
+            look = replace(look, colour=style.palette()[seeds.index(curve.seed) - 1])
         which = f"{curve.method}, preset {curve.preset}, seed {curve.seed}"
         if len(backends) > 1:
             which += f", {curve.backend} encoder"
-        axes.plot(
-            list(curve.means),
-            list(curve.means.values()),
-            marker="o",
-            markersize=3.5,
-            color=colour,
-            linestyle=LINES.get(curve.backend, "-") if len(backends) > 1 else "-",
-            label=which,
-        )
+            look = replace(look, dash=BACKENDS.get(curve.backend, look.dash))
+        axes.plot([*curve.means], [*curve.means.values()], label=which, **look.line())
     axes.set_xlabel("env steps (simulator steps, action repeats counted)")
     axes.set_ylabel("return (mean of an evaluation's episodes)")
-    axes.set_title(f"{task} from pixels", loc="left")
+    axes.set_title(f"{task} from pixels")
     axes.set_ylim(bottom=0)
     axes.set_xlim(0, last)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25)
-    axes.legend(frameon=False, fontsize=8 if len(curves) < 5 else 6, loc="upper left")
-    figure.tight_layout()
-    figure.savefig(target)
+    axes.legend(fontsize=8 if len(curves) < 5 else 6, loc="upper left")
+    save(figure, target)
 
 
 def tell(curves: list[Curve]) -> None:

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Write requirements.lock: exact versions, with the hashes of their files, of everything that
-# pyproject.toml asks for, the extra tb and the tools for development included. Versions that are
-# locked already stay; arguments go to pip-compile: --upgrade, --upgrade-package rich.
+# pyproject.toml asks for, the extras that tests import (tb, sb3, torchrl) and the tools for
+# development included. Versions that are locked already stay; arguments go to pip-compile:
+# --upgrade, --upgrade-package rich.
 #
 # Torch takes part in the resolution, but is not in the lock: its build, and what that depends on,
 # differ between machines (CPU, CUDA).
@@ -20,7 +21,7 @@ project = asked["project"]
 print(
     *asked["build-system"]["requires"],
     *project["dependencies"],
-    *project["optional-dependencies"]["tb"],
+    *(text for name in ("tb", "sb3", "torchrl") for text in project["optional-dependencies"][name]),
     *asked["dependency-groups"]["dev"],
     sep="\n",
 )

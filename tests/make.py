@@ -60,6 +60,8 @@ def filled_replay(spec: EnvSpec, stack: int, episodes: int = 6, length: int = 12
         replay.begin(frame())
         for t in range(length):
             action = rng.uniform(-1, 1, spec.action_dim).astype(np.float32)
+            if spec.actions == "discrete":
+                action = np.eye(spec.action_dim, dtype=np.float32)[action.argmax()]
             replay.add(action, float(rng.normal()), False, t == length - 1, frame())
     return replay
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kstep.auxiliary.base import AuxiliaryTask, RewardSource, Shapes
@@ -182,16 +183,18 @@ class Agent:
 
     @torch.no_grad()
     def act(self, observation: Array, *, explore: bool) -> Array:
-        """Return actions (B, A) in [-1, 1] for observations (B, S, ...) as the replay has them."""
+        """Return actions (B, A) for observations (B, S, ...) as the replay has them."""
         (view,) = to_device(self.device, self.method.augment.act_view(observation))
         action = self.core.act(self.encoder, view, self.streams.act if explore else None)
         return action.cpu().numpy()
 
     def random_action(self) -> Array:
-        """Draw one action (A,) uniformly from the action box."""
-        uniform = torch.rand(
-            self.spec.action_dim, generator=self.streams.act, device=self.streams.act.device
-        )
+        """Draw one action (A,) uniformly from the action space."""
+        size, chance = self.spec.action_dim, self.streams.act
+        if self.spec.actions == "discrete":
+            index = torch.randint(size, (), generator=chance, device=chance.device)
+            return F.one_hot(index, size).float().cpu().numpy()
+        uniform = torch.rand(size, generator=chance, device=chance.device)
         return (2.0 * uniform - 1.0).cpu().numpy()
 
     def begin_task(self) -> None:

@@ -101,6 +101,15 @@ class Tree:
                 raise
             return os.fdopen(descriptor, "ab+")
 
+    def append_line(self, path: Path, line: str) -> None:
+        """Add a line to a file of lines, after the end of one whose writer was killed."""
+        data = line.encode() + b"\n"
+        with self.open(path) as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+            if file.read() not in (b"", b"\n"):
+                data = b"\n" + data
+            file.write(data)
+
     def rename(self, path: Path, name: str) -> Path:
         """Give a file or folder another name in the folder that it is in."""
         with self._beside(path) as parent:

@@ -28,6 +28,8 @@ Encode: TypeAlias = "Callable[[Tensor], Tensor]"
 """Observations (B, S, ...) to latents (B, D)."""
 
 ObservationKind: TypeAlias = Literal["pixels", "state"]
+ActionKind: TypeAlias = Literal["box", "discrete"]
+"""Real numbers in [-1, 1], or one of several choices as a one-hot vector."""
 Renderer: TypeAlias = Literal["exact", "quick", "raytraced"]
 Backend: TypeAlias = Literal["torch", "native", "compiled"]
 """What computes the encoder's convolutions."""
@@ -46,9 +48,11 @@ class EnvSpec:
     frame_shape: tuple[int, ...]
     """One unstacked observation: (H, W, C) for pixels, (D,) for a state vector."""
     action_dim: int
+    """Size A of an action as a vector; one-hot where it is discrete."""
     action_repeat: int
     episode_decisions: int
     """Decisions after which the time limit ends an episode."""
+    actions: ActionKind = "box"
 
     @property
     def frame_dtype(self) -> np.dtype[Any]:

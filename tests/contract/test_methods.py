@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -502,3 +503,16 @@ def test_a_state_method_takes_state_vectors() -> None:
     agent = Agent(experiment.method, spec, Streams(0))
     assert spec.frame_shape == (5,)
     agent.update(filled_replay(spec, 1))
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if METHODS[name].auxiliary])
+def test_auxiliary_tasks_learn_from_discrete_actions(method: str) -> None:
+    """They see them as one-hot vectors, whatever the core."""
+    experiment = tiny(method)
+    spec = replace(spec_for(experiment), action_dim=3, actions="discrete")
+    agent = Agent(experiment.method, spec, Streams(3))
+    replay = filled_replay(spec, experiment.method.stack)
+    before = parameters(agent)
+    found = agent.pretrain(replay)
+    assert all(torch.isfinite(value) for value in found.values())
+    assert any(name.startswith("encoder/") for name in moved(before, parameters(agent)))

@@ -23,6 +23,7 @@ PAGES = {
     for name in (
         "README.md",
         "docs/analysis.md",
+        "docs/ksl_anywhere.md",
         "docs/reliability.md",
         "docs/scale.md",
         "docs/speed.md",

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from kstep import cli, errors
+from kstep.agent import Agent
 from kstep.data.replay import Replay
 from kstep.data.ring import FRAMES_FILE, ReplayConfig
 from kstep.envs import EnvConfig, gl, make, make_apart, toy
@@ -28,6 +29,7 @@ from kstep.run.evaluate import Evaluation, evaluate
 from kstep.run.folder import Run
 from kstep.run.train import Stopped
 from kstep.types import EnvSpec, KstepError
+from kstep.values import override
 from tests.make import expect
 from tests.runs import ALWAYS, assert_same, at_decision, contents, experiment, go
 
@@ -224,6 +226,36 @@ def test_a_stop_inside_an_evaluation_ends_it(
     assert not run.is_done(60)
     assert_same(reference, go(tmp_path / "run", experiment(env_steps=60)))
     assert run.is_done(60)
+
+
+@pytest.mark.parametrize(
+    ("method", "setting", "part"),
+    [
+        ("pi_sac", "method.auxiliary.pretraining=6", "pretrain"),
+        ("sac_ae", "method.learning.burst=6", "update"),
+    ],
+)
+def test_a_stop_does_not_wait_for_the_updates_that_learning_starts_with(
+    method: str, setting: str, part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    what = override(experiment(method, env_steps=34), [setting])
+    reference = go(tmp_path / "reference", what)
+    calls, real = 0, getattr(Agent, part)
+
+    def stopped_in(*arguments: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(*arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Agent, part, stopped_in)
+        with pytest.raises(Stopped, match=r"stopped during .*checkpoint is at 30 env") as stopped:
+            go(tmp_path / "run", what, checkpoint_minutes=ALWAYS)
+    assert calls == 2
+    assert stopped.value.exit_code == 143
+    assert_same(reference, go(tmp_path / "run", what))
 
 
 def test_the_wall_clock_may_jump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

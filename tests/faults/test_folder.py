@@ -39,6 +39,7 @@ WRITTEN = [
     "metrics.jsonl.part",
     "evaluations.jsonl",
     "evaluations.jsonl.part",
+    "clock.jsonl",
     "frozen_encoder.safetensors.part",
     "checkpoints",
     "checkpoints/000000035.part",

@@ -371,10 +371,10 @@ def test_figures_keep_tasks_apart(runs: dict[str, Path], on: Path, tmp_path: Pat
     dots = [
         len(np.asarray(axes.collections[0].get_offsets()))
         for axes in drawn.axes
-        if axes.get_title()
+        if axes.get_title("left")
     ]
     assert dots == [len(states)] * 2
-    assert "toy_reach, seed 1" in drawn.axes[0].get_title()
+    assert "toy_reach, seed 1" in drawn.axes[0].get_title("left")
     assert legend(analyze("state-probe", both, states)) == [
         "ksl-debug, toy_reach at 120",
         "ksl-debug, elsewhere at 120",

@@ -73,7 +73,37 @@ def test_a_row_per_episode_with_every_column(tmp_path: Path) -> None:
         "setting": frame["setting"][0],
         "digest": run.digest,
         "commit": "abc then abe",
+        "processor": "",
+        "seconds": None,
+        "core_seconds": None,
     }
+
+
+def test_times_are_those_of_the_clock_and_processors_those_of_the_machines(tmp_path: Path) -> None:
+    run = pretend(tmp_path / "runs", "ksl", 1)
+    machines = [{"processor": name} for name in ("one", "one", "two")]
+    run.system_file.write_text(json.dumps(machines))
+    lines = [("a", 0, 2.0), ("a", 700, 10.0), ("b", 600, 1.0), ("b", 801, 5.0), ("b", 900, 9.0)]
+    with run.clock_file.open("w") as file:
+        for process, decisions, seconds in lines:
+            row = {"process": process, "decisions": decisions, "env_steps": decisions}
+            file.write(json.dumps({**row, "seconds": seconds, "core_seconds": seconds / 2}) + "\n")
+    store.collect(tmp_path / "runs", tmp_path / "all.parquet")
+    frame = store.read(tmp_path / "all.parquet")
+    assert frame["processor"].unique().to_list() == ["one then two"]
+    times = frame.select("mark", "seconds", "core_seconds").unique().sort("mark").rows()
+    assert times == [(0, 2.0, 1.0), (800, 15.0, 7.5)]
+
+
+def test_a_table_without_times_is_read(tmp_path: Path) -> None:
+    pretend(tmp_path / "runs", "ksl", 1)
+    table = tmp_path / "all.parquet"
+    store.collect(tmp_path / "runs", table)
+    complete = store.read(table)
+    complete.drop("processor", "seconds", "core_seconds").write_parquet(table)
+    assert store.read(table)["seconds"].null_count() == complete.height
+    assert store.collect(tmp_path / "runs", table).rows == complete.height
+    assert store.read(table).equals(complete)
 
 
 def test_collecting_again_changes_no_byte_and_growth_replaces(tmp_path: Path) -> None:
@@ -331,6 +361,8 @@ def table_of(tmp_path: Path) -> Path:
         ("seed", None, "seed has empty cells"),
         ("mark", -1, "mark has negative numbers"),
         ("mark", 0, "same episode of the same run twice"),
+        ("seconds", -1.0, "seconds has numbers that are no times"),
+        ("core_seconds", math.nan, "core_seconds has numbers that are no times"),
         ("seed", "one", "not a table of evaluations: .*seed String"),
         ("more", 1, "not a table of evaluations: .*more Int"),
     ],

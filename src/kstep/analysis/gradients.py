@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kstep import style
 from kstep.analysis.curves import Figure, canvas, lines
 from kstep.analysis.tables import Row, grouped
 from kstep.run.update_angles import Angle
@@ -87,9 +88,9 @@ def figure(rows: Sequence[Row], layers: Sequence[Row]) -> Figure:
     lines(right, means, "cosine")
     right.set(title="per tensor, over tasks and runs")
     for axes in (left, middle, right):
-        axes.axhline(0.0, color="grey", linestyle="--")
+        axes.axhline(0.0, **style.level())
         axes.set(xlabel="env_steps", ylabel="cosine")
     for axes in (left, middle):
-        axes.legend(fontsize="small")
+        axes.legend()
     right.legend(fontsize=6, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return shown

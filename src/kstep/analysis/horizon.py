@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from kstep import style
 from kstep.agent import Agent
 from kstep.analysis.curves import Figure, canvas
 from kstep.analysis.evaluation_set import EvaluationSet
@@ -93,13 +94,13 @@ def figure(rows: Sequence[Row]) -> Figure:
     shown = canvas(6.0, 3.8)
     axes = shown.subplots()
     runs = grouped(rows, "label", "task", "seed", "env_steps")
-    for (label, task, seed, env_steps), own in runs.items():
-        ahead = [int(row["ahead"]) for row in own]
-        name = f"{label} {task} seed {seed} at {env_steps:,}"
-        (line,) = axes.plot(ahead, [float(row["model"]) for row in own], label=name)
-        still = [float(row["still"]) for row in own]
-        axes.plot(ahead, still, color=line.get_color(), linestyle="--")
-    axes.plot([], [], color="grey", linestyle="--", label="standing still")
+    named = {f"{run[0]} {run[1]} seed {run[2]} at {run[3]:,}": own for run, own in runs.items()}
+    for name, look in style.looks(named).items():
+        ahead = [int(row["ahead"]) for row in named[name]]
+        axes.plot(ahead, [float(row["model"]) for row in named[name]], label=name, **look.line())
+        still = [float(row["still"]) for row in named[name]]
+        axes.plot(ahead, still, **{**style.level(), "color": look.colour})
+    axes.plot([], [], **style.level(), label="standing still")
     axes.set(xlabel="decisions ahead", ylabel="squared distance of unit vectors")
-    axes.legend(fontsize="small")
+    axes.legend()
     return shown

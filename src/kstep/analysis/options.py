@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tyro.conf import Positional
 
+from kstep.style import ThemeName
 from kstep.values import Count, Positive
 
 
@@ -39,4 +40,6 @@ class Request:
     """Use only the set's first few episodes, to save time."""
     perturbed: Positive = 250
     """How many states perturbation changes, evenly spaced over the set; the paper: all of them."""
+    theme: ThemeName = "light"
+    """The background of figures: light or dark."""
     threads: Positive | None = None

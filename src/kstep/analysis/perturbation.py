@@ -180,5 +180,5 @@ def figure(rows: Sequence[Row]) -> Figure:
             if scaled:
                 most = max(float(row[column]) for row in others if row["perturbation"] == kind)
                 axes.set_ylim(0.0, 1.1 * most or 1.0)
-    grid[0][0].legend(fontsize="small")
+    grid[0][0].legend()
     return shown

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from kstep import style
 from kstep.analysis import fit
 from kstep.analysis.curves import Figure, canvas
 from kstep.analysis.tables import Row, grouped
@@ -34,15 +35,19 @@ def figure(rows: Sequence[Row]) -> Figure:
     shown = canvas(7.0, 1.2 + 0.28 * len(quantities))
     axes = shown.subplots()
     height = 0.8 / len(encoders)
+    looks = style.looks(f"{label} {task}" for label, task in encoders)
     for index, ((label, task), own) in enumerate(encoders.items()):
         at = max(int(row["env_steps"]) for row in own)
         newest = grouped((row for row in own if row["env_steps"] == at), "quantity")
         means = [np.mean([float(row["r2"]) for row in newest[q,]]) for q in quantities]
         name = f"{label}, {task}" if len(tasks) > 1 else label
         positions = np.arange(len(quantities)) + index * height
-        axes.barh(positions, np.maximum(means, -1.0), height, label=f"{name} at {at:,}")
+        colour = looks[f"{label} {task}"].colour
+        axes.barh(
+            positions, np.maximum(means, -1.0), height, label=f"{name} at {at:,}", color=colour
+        )
     axes.set_yticks(np.arange(len(quantities)) + 0.4 - height / 2, quantities)
     axes.set(xlabel="R², held-out episodes (cut off at -1)", xlim=(-1.05, 1.05))
     axes.invert_yaxis()
-    axes.legend(fontsize="small")
+    axes.legend()
     return shown

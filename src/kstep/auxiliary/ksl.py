@@ -170,22 +170,37 @@ class KSL(AuxiliaryTask):
         layers: Sequence[nn.Module] = (),
     ) -> tuple[Tensor, Metrics]:
         """The loss over `batch.observation` (B, k + 1, S, ...) and `batch.action` (B, k, A)."""
-        targets = self.targets(encode_slow, batch.observation[:, 1:])
-        latent = encode(batch.observation[:, 0])
-        distances = []
-        for j in range(self.config.k):
-            latent = self.transition(latent, batch.action[:, j], layers)
-            prediction = self.predictor(self.projector(latent))
-            # 2 - 2 cos is the squared distance of the two unit vectors.
-            distances.append(
-                (2.0 - 2.0 * F.cosine_similarity(prediction, targets[:, j], eps=1e-12)).mean()
+        distances = [
+            distance.mean()
+            for distance in self.distances(
+                encode, encode_slow, batch.observation, batch.action, layers
             )
+        ]
         total = torch.stack(distances)
         loss = total.mean() if self.config.reduce == "mean" else total.sum()
         steps = {
             f"auxiliary/ksl_step{j + 1}": distance.detach() for j, distance in enumerate(distances)
         }
         return loss, {"auxiliary/loss": loss.detach(), **steps}
+
+    def distances(
+        self,
+        encode: Encode,
+        encode_slow: Encode,
+        observation: Tensor,
+        action: Tensor,
+        layers: Sequence[nn.Module] = (),
+    ) -> list[Tensor]:
+        """Return how far each prediction is from its target: k distances (B,)."""
+        targets = self.targets(encode_slow, observation[:, 1:])
+        latent = encode(observation[:, 0])
+        distances = []
+        for j in range(self.config.k):
+            latent = self.transition(latent, action[:, j], layers)
+            prediction = self.predictor(self.projector(latent))
+            # 2 - 2 cos is the squared distance of the two unit vectors.
+            distances.append(2.0 - 2.0 * F.cosine_similarity(prediction, targets[:, j], eps=1e-12))
+        return distances
 
     @torch.no_grad()
     def targets(self, encode_slow: Encode, observation: Tensor) -> Tensor:

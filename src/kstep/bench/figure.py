@@ -6,14 +6,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kstep import style
 from kstep.analysis.curves import canvas, save
 from kstep.bench.parts import PARTS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-COLOURS = {"torch": "#2c6fbb", "native": "#c0392b"}
-PART_COLOURS = ("#7f8c8d", "#bdc3c7", "#2c6fbb", "#e67e22", "#8e44ad", "#27ae60")
+BACKENDS = ("torch", "native")
+
+
+def _colours() -> dict[str, str]:
+    return dict(zip(BACKENDS, style.palette(), strict=False))
 
 
 def draw(document: dict[str, Any], path: Path) -> bool:
@@ -35,7 +39,6 @@ def draw(document: dict[str, Any], path: Path) -> bool:
     for number, (section, panel) in enumerate(panels, start=1):
         axes = figure.add_subplot(rows, 2, number)
         panel(axes, document[section])
-        axes.spines[["top", "right"]].set_visible(False)
     machine, threads = document["system"]["processor"], max(document["threads"])
     figure.suptitle(f"{machine}, {threads} threads, {document['size']} size", fontsize=10)
     save(figure, path)
@@ -52,12 +55,12 @@ def _methods(axes: Axes, rows: list[dict[str, Any]]) -> None:
         [methods.index(method) + middle for method in paper],
         list(paper.values()),
         "_",
-        color="black",
+        color=style.THEME.get().text,
         markersize=16,
         label="paper",
     )
     axes.set_ylabel("learning step, over sac_pixel's")
-    axes.legend(frameon=False)
+    axes.legend()
 
 
 def _bars(axes: Axes, names: Sequence[str], heights: dict[str, list[float]], **text: Any) -> float:
@@ -65,30 +68,30 @@ def _bars(axes: Axes, names: Sequence[str], heights: dict[str, list[float]], **t
     width = 0.8 / len(heights)
     for i, (backend, values) in enumerate(heights.items()):
         positions = [position + i * width for position in range(len(names))]
-        axes.bar(positions, values, width, color=COLOURS[backend], label=backend)
+        axes.bar(positions, values, width, color=_colours()[backend], label=backend)
     middle = 0.4 - width / 2
     axes.set_xticks([position + middle for position in range(len(names))], names, **text)
     return middle
 
 
 def _split(axes: Axes, split: dict[str, Any]) -> None:
-    backends = [name for name in split if name in COLOURS]
+    backends = [name for name in split if name in BACKENDS]
     left = [0.0] * len(backends)
-    for part, colour in zip(PARTS, PART_COLOURS, strict=True):
+    for part, colour in zip(PARTS, style.palette(), strict=False):
         values = [split[backend]["ms"][part] for backend in backends]
         axes.barh(backends, values, left=left, color=colour, label=part)
         left = [a + b for a, b in zip(left, values, strict=True)]
     axes.set_xlabel("a learning step of ksl, ms")
-    axes.legend(frameon=False, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    axes.legend(ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0))
 
 
 def _convolutions(axes: Axes, found: dict[str, Any]) -> None:
     ways = ("forward", "backward", "all")
     rates = {b: [row["gflops"][way] for way in ways] for b, row in found["backends"].items()}
     _bars(axes, ways, rates)
-    axes.axhline(found["product_gflops"], color="black", linestyle="--", label="matrix product")
+    axes.axhline(found["product_gflops"], **style.level(), label="matrix product")
     axes.set_ylabel("convolutions of a ksl step, GFLOP/s")
-    axes.legend(frameon=False, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    axes.legend(ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0))
 
 
 def _cost(axes: Axes, cost: dict[str, Any]) -> None:
@@ -106,4 +109,4 @@ def _cost(axes: Axes, cost: dict[str, Any]) -> None:
     axes.set_ylim(bottom=0)
     axes.set_xlabel("k or batch, over the largest")
     axes.set_ylabel(f"a learning step of ksl, ms ({cost['backend']})")
-    axes.legend(frameon=False)
+    axes.legend()

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from kstep import envs, native, values
+from kstep import envs, native, style, values
 from kstep.bench import encoder, figure, memory, renderers, report, steps
 from kstep.bench.options import Options, Section
 from kstep.bench.results import Measurements, results
@@ -48,6 +48,7 @@ def bench(options: Options, console: Console) -> dict[str, Any]:
     write_json(out, document)  # first: minutes of measuring must not be lost
     report.show(document, console)
     picture = out.with_suffix(".png")
+    style.THEME.set(style.THEMES[options.theme])
     drawn = figure.draw(document, picture)
     say(console, f"written: {out}" + (f" and {picture}" if drawn else ""))
     return document

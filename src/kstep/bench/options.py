@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
+from kstep.style import ThemeName
 from kstep.values import Positive
 
 Section: TypeAlias = Literal["methods", "split", "encoder", "plain", "memory", "renderers", "cost"]
@@ -29,6 +30,8 @@ class Options:
     """A small size and two rounds, to see whether it works, not how fast it is."""
     out: Path | None = None
     """The JSON file, the figure beside it; default bench.json, with a date where that exists."""
+    theme: ThemeName = "light"
+    """The background of the figure: light or dark."""
 
     @property
     def sections(self) -> tuple[Section, ...]:

@@ -56,7 +56,7 @@ class Sequences:
     observation: Stacks
     """(B, T + 1, S, ...)"""
     action: Array
-    """(B, T, A) in [-1, 1]"""
+    """(B, T, A) in [-1, 1], or one-hot"""
     reward: Array
     """(B, T) summed over action repeats"""
     bootstrap: Array

@@ -26,7 +26,7 @@ class EnvConfig:
     """Which environment, and what the agent sees of it."""
 
     task: Name
-    """domain_task of the control suite, gym:<id>, toy_reach or toy_glide."""
+    """domain_task of the control suite, gym:<id>, toy_reach, toy_glide or toy_arrows."""
     observation: ObservationKind = "pixels"
     size: Positive = 84
     """Height and width of a frame; unused for states."""

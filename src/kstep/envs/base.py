@@ -1,9 +1,9 @@
 """One contract for every environment.
 
-In: actions in [-1, 1]. Out: one frame `(H, W, 3)` uint8 or one state vector `(D,)` float32 per
-decision, with the reward summed over the action's repeats. `ControlEnv` does what all environments
-share (checking, scaling and repeating actions, deciding when to render); a subclass implements how
-to begin an episode, simulate one step, and render or return the current state.
+In: actions as vectors (actions.py). Out: one frame `(H, W, 3)` uint8 or one state vector `(D,)`
+float32 per decision, with the reward summed over the action's repeats. `ControlEnv` does what all
+environments share (checking, mapping and repeating actions, deciding when to render); a subclass
+implements how to begin an episode, simulate one step, and render or return the current state.
 
 Two guarantees that the rest of the library relies on:
 
@@ -21,6 +21,7 @@ import gymnasium
 import numpy as np
 from PIL import Image
 
+from kstep.envs.actions import Actions
 from kstep.types import Array, EnvSpec, KstepError, ObservationKind
 
 LARGEST_REWARD = float(np.finfo(np.float32).max)
@@ -30,8 +31,8 @@ class RendererFailed(KstepError):
     """Rendering failed; it may work in a new process."""
 
 
-class ControlEnv(gymnasium.Env[Array, Array], abc.ABC):
-    """A continuous-control environment seen as single frames or as a state vector."""
+class ControlEnv(gymnasium.Env[Array, Any], abc.ABC):
+    """An environment seen as single frames or as a state vector."""
 
     metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012  (Gymnasium reads it from the class)
     _name: str
@@ -43,8 +44,7 @@ class ControlEnv(gymnasium.Env[Array, Array], abc.ABC):
         observation: ObservationKind,
         size: int,
         state_dim: int,
-        action_low: Array,
-        action_high: Array,
+        actions: Actions,
         action_repeat: int,
         ends_after: int | None,
         time_limit: int | None,
@@ -75,17 +75,13 @@ class ControlEnv(gymnasium.Env[Array, Array], abc.ABC):
         self.action_repeat = action_repeat
         self.episode_decisions = math.ceil(min(limits) / action_repeat)
         self.render_mode = "rgb_array"
-        self.action_space = gymnasium.spaces.Box(-1.0, 1.0, action_low.shape, np.float32)
+        self.actions = actions
+        self.action_space = actions.space()
         self.observation_space = (
             gymnasium.spaces.Box(0, 255, (size, size, 3), np.uint8)
             if observation == "pixels"
             else gymnasium.spaces.Box(-np.inf, np.inf, (state_dim,), np.float32)
         )
-        # middle + half * action is exact where the true bounds are -1 and 1.
-        self._low = action_low.astype(np.float64)
-        self._high = action_high.astype(np.float64)
-        self._middle = (self._high + self._low) / 2
-        self._half = (self._high - self._low) / 2
         self._frame: Array = np.zeros(self.observation_space.shape or (), np.uint8)
         self._rendering = True
         self._running = False
@@ -101,8 +97,8 @@ class ControlEnv(gymnasium.Env[Array, Array], abc.ABC):
         """Start an episode; without a seed, from the environment's own generator."""
 
     @abc.abstractmethod
-    def _simulate(self, action: Array) -> tuple[float, bool, bool]:
-        """Take one simulator step; return reward, terminated, truncated."""
+    def _simulate(self, action: Any) -> tuple[float, bool, bool]:
+        """Take one simulator step with its own action; return reward, terminated, truncated."""
 
     @abc.abstractmethod
     def _state(self) -> Array:
@@ -129,11 +125,11 @@ class ControlEnv(gymnasium.Env[Array, Array], abc.ABC):
         """Apply one action for `action_repeat` simulator steps, fewer where the episode ends."""
         if not self._running:
             raise RuntimeError("the episode is over or has not begun; call reset() first")
-        scaled = self._scale(action)
+        true = self._true(action)
         total, env_steps = 0.0, 0
         terminated = truncated = False
         while env_steps < self.action_repeat and not (terminated or truncated):
-            reward, terminated, truncated = self._simulate(scaled)
+            reward, terminated, truncated = self._simulate(true)
             total += reward
             if not abs(total) <= LARGEST_REWARD:  # so that NaN fails too
                 raise KstepError(f"{self} gave a reward of {reward}, not finite in float32")
@@ -186,14 +182,14 @@ class ControlEnv(gymnasium.Env[Array, Array], abc.ABC):
             return self._frame.copy()
         return self.current_frame()
 
-    def _scale(self, action: Array) -> Array:
-        """Map an action from [-1, 1] to the true bounds, clipped to them."""
-        values = np.asarray(action, np.float64)
-        if values.shape != self._low.shape:
-            raise KstepError(f"{self} takes actions {self._low.shape}, got {values.shape}")
+    def _true(self, action: Array) -> Any:
+        """Return the simulator's own action for a vector or, where discrete, a number."""
+        values, kind = np.asarray(action), self.actions.kind
+        if values.shape != (self.actions.dim,) and (kind == "box" or values.shape != ()):
+            raise KstepError(f"{self} takes actions ({self.actions.dim},), got {values.shape}")
         if not np.isfinite(values).all():
             raise KstepError(f"{self} received an action that is not finite: {values}")
-        return np.clip(self._middle + self._half * values, self._low, self._high)
+        return self.actions.true(values)
 
 
 def spec_of(env: gymnasium.Env[Any, Any]) -> EnvSpec:
@@ -202,10 +198,15 @@ def spec_of(env: gymnasium.Env[Any, Any]) -> EnvSpec:
     if not isinstance(inner, ControlEnv):
         raise TypeError(f"{inner} was not made by kstep.envs.make")
     shape = inner.observation_space.shape
-    dims = inner.action_space.shape
     assert shape is not None
-    assert dims is not None
-    return EnvSpec(inner.observation, shape, dims[0], inner.action_repeat, inner.episode_decisions)
+    return EnvSpec(
+        inner.observation,
+        shape,
+        inner.actions.dim,
+        inner.action_repeat,
+        inner.episode_decisions,
+        inner.actions.kind,
+    )
 
 
 def try_out(env: ControlEnv, seed: int) -> None:
@@ -214,8 +215,7 @@ def try_out(env: ControlEnv, seed: int) -> None:
     Leaves no trace, since every episode is a function of its own seed, which is checked last.
     """
     first, _ = env.reset(seed=seed)
-    shape = env.action_space.shape or ()
-    _, _, terminated, truncated, _ = env.step(np.zeros(shape, np.float32))
+    _, _, terminated, truncated, _ = env.step(env.actions.example())
     if terminated or truncated:
         raise KstepError(f"{env} ends its episodes with the first decision; nothing can be learned")
     again, _ = env.reset(seed=seed)

@@ -17,6 +17,7 @@ from dm_control import suite
 from dm_control.rl.control import PhysicsError
 
 from kstep.envs import gl
+from kstep.envs.actions import BoxActions
 from kstep.envs.base import ControlEnv, RendererFailed
 from kstep.envs.raytraced import RayTracer
 from kstep.envs.tasks import Task
@@ -58,15 +59,16 @@ class SuiteEnv(ControlEnv):
             visual.quality.shadowsize = 512
             visual.global_.offheight = visual.global_.offwidth = size
         self._check_camera(camera)
-        actions = self._env.action_spec()
+        taken = self._env.action_spec()
+        bounds = (np.broadcast_to(bound, taken.shape) for bound in (taken.minimum, taken.maximum))
+        low, high = (tuple(map(float, bound)) for bound in bounds)
         shapes = [spec.shape for spec in self._env.observation_spec().values()]
         limit = self._env._step_limit  # dm_control keeps the time limit nowhere else.
         super().__init__(
             observation=observation,
             size=size,
             state_dim=sum(math.prod(shape) for shape in shapes),
-            action_low=np.broadcast_to(actions.minimum, actions.shape),
-            action_high=np.broadcast_to(actions.maximum, actions.shape),
+            actions=BoxActions(low, high, taken.shape),
             action_repeat=action_repeat,
             # Quotients of decimal time steps come out as 999.9999 or 1000.0001.
             ends_after=None if math.isinf(limit) else math.ceil(limit - 1e-6),

@@ -1,4 +1,4 @@
-"""Any Gymnasium environment with continuous actions and an image, behind our contract.
+"""Any Gymnasium environment with Box or Discrete actions and an image, behind our contract.
 
 In: the id of a registered environment. Out: a `GymnasiumEnv`. The frame is the observation itself
 where that is an image, (H, W, 3) or (H, W, 1) uint8, and the render of `render_mode="rgb_array"`
@@ -21,6 +21,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from kstep.envs import gl
+from kstep.envs.actions import actions_of
 from kstep.envs.base import ControlEnv, resized
 from kstep.types import Array, KstepError, ObservationKind
 
@@ -51,13 +52,12 @@ class GymnasiumEnv(ControlEnv):
             )
         if observation == "state" and not isinstance(space, gymnasium.spaces.Box):
             raise KstepError(f"{self} observes a {space}; as a state a Box is needed")
-        self._true_actions = _continuous(getattr(self._env, "action_space", None), self)
+        actions = actions_of(getattr(self._env, "action_space", None), self)
         super().__init__(
             observation=observation,
             size=size,
             state_dim=math.prod(getattr(space, "shape", None) or ()),
-            action_low=np.ravel(self._true_actions.low),
-            action_high=np.ravel(self._true_actions.high),
+            actions=actions,
             action_repeat=action_repeat,
             ends_after=None,
             time_limit=registered_limit if time_limit is None else time_limit,
@@ -95,10 +95,9 @@ class GymnasiumEnv(ControlEnv):
             answer = self._env.reset(seed=seed)
         self._last, _ = self._parts("reset", answer, "observation, info")
 
-    def _simulate(self, action: Array) -> tuple[float, bool, bool]:
-        true = action.reshape(self._true_actions.shape).astype(self._true_actions.dtype)
+    def _simulate(self, action: Any) -> tuple[float, bool, bool]:
         with self._blamed("step"):
-            answer: Any = self._env.step(true)
+            answer: Any = self._env.step(action)
         needed = "observation, reward, terminated, truncated, info"
         self._last, reward, terminated, truncated, _ = self._parts("step", answer, needed)
         return (
@@ -227,16 +226,3 @@ def _is_image(space: Any) -> bool:
         and len(space.shape) == 3
         and space.shape[2] in (1, 3)
     )
-
-
-def _continuous(space: Any, env: GymnasiumEnv) -> gymnasium.spaces.Box:
-    """Return the action space where it is continuous and bounded."""
-    if not isinstance(space, gymnasium.spaces.Box) or not np.issubdtype(space.dtype, np.floating):
-        raise KstepError(f"{env} takes {space} actions; continuous ones (a float Box) are needed")
-    with np.errstate(over="ignore"):
-        room = space.high.astype(np.float64) - space.low
-    if not np.isfinite(room).all():
-        raise KstepError(f"{env} takes actions without bounds; [-1, 1] cannot be mapped onto them")
-    if not (room > 0).all():
-        raise KstepError(f"{env} takes actions whose bounds leave no room: {space}")
-    return space

@@ -70,8 +70,9 @@ EXCLUDED: Mapping[str, str] = MappingProxyType(
 )
 """Tasks of the suite that cannot work here, and why."""
 
-TOY = ("toy_reach", "toy_glide")
-"""Our own: `reach` moves a dot directly, `glide` only pushes it. `toy` is short for `toy_reach`."""
+TOY = ("toy_reach", "toy_glide", "toy_arrows")
+"""Our own: `reach` moves a dot directly, `glide` only pushes it, `arrows` moves it by four discrete
+actions. `toy` is short for `toy_reach`."""
 
 SUITE_REPEAT = 2
 """Action repeat of suite tasks outside `PLANET`; the smallest the benchmark uses."""

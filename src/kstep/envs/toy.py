@@ -7,6 +7,7 @@ The arena is [-1, 1] x [-1, 1]; dot and target start at random, `NEAREST` to `FA
   whole state.
 - `toy_glide`: the action accelerates the dot, which keeps most of its velocity; no single frame
   shows that. Frame stacking matters here.
+- `toy_arrows`: as `toy_reach`, with four actions to choose from: right, up, left, down.
 
 Reaching the target and leaving the arena are terminal. `LIMIT` steps truncate an episode.
 
@@ -19,9 +20,11 @@ random actions, -9 for leaving the arena; above +6 the task is learned.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
+from kstep.envs.actions import BoxActions, DiscreteActions
 from kstep.envs.base import ControlEnv
 from kstep.types import Array, ObservationKind
 
@@ -37,6 +40,9 @@ NEAREST, FARTHEST = 0.7, 1.5
 MARGIN = 0.75
 """Dot and target start at most this far from the centre, so no single step leaves the arena."""
 
+BOX = BoxActions((-1.0, -1.0), (1.0, 1.0), (2,))
+ARROWS = ((1.0, 0.0), (0.0, 1.0), (-1.0, 0.0), (0.0, -1.0))
+
 PROGRESS, TIME, REACHED, LEFT = 5.0, 0.05, 5.0, 5.0
 
 GROUND = (32, 36, 48)
@@ -46,7 +52,7 @@ DOT = (245, 160, 60)
 
 
 class ToyEnv(ControlEnv):
-    """`toy_reach` or `toy_glide`. States: dot (2), target (2) and, for glide, velocity (2)."""
+    """One of the three. States: dot (2), target (2) and, for glide, velocity (2)."""
 
     def __init__(
         self,
@@ -59,7 +65,7 @@ class ToyEnv(ControlEnv):
         seed: int,
     ) -> None:
         self._name = name
-        self._glides = name == "toy_glide"
+        self._glides, self._arrows = name == "toy_glide", name == "toy_arrows"
         self._generator = np.random.Generator(np.random.PCG64(seed))
         self._grounds: dict[int, Array] = {}
         self._dot = self._velocity = self._target = np.zeros(2)
@@ -68,8 +74,7 @@ class ToyEnv(ControlEnv):
             observation=observation,
             size=size,
             state_dim=6 if self._glides else 4,
-            action_low=np.full(2, -1.0),
-            action_high=np.full(2, 1.0),
+            actions=DiscreteActions(len(ARROWS)) if self._arrows else BOX,
             action_repeat=action_repeat,
             ends_after=LIMIT,
             time_limit=time_limit,
@@ -86,8 +91,10 @@ class ToyEnv(ControlEnv):
         self._velocity = np.zeros(2)
         self._steps = 0
 
-    def _simulate(self, action: Array) -> tuple[float, bool, bool]:
+    def _simulate(self, action: Any) -> tuple[float, bool, bool]:
         before = self._distance()
+        if self._arrows:
+            action = np.array(ARROWS[action])
         if self._glides:
             self._velocity = GLIDE_KEEP * self._velocity + GLIDE_PUSH * action
         else:

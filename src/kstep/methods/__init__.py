@@ -19,8 +19,9 @@ from kstep.methods.proto_rl import PROTO_RL, PROTO_RL_ORIGINAL
 from kstep.methods.rad import RAD, RAD_ORIGINAL
 from kstep.methods.sac import SAC_PIXEL, SAC_STATE, SAC_STATE_ORIGINAL
 from kstep.methods.sac_ae import SAC_AE, SAC_AE_ORIGINAL, SAC_PIXEL_ORIGINAL
+from kstep.types import EnvSpec, KstepError
 
-__all__ = ["METHODS", "VARIANT_OF", "LearningConfig", "Method", "find"]
+__all__ = ["METHODS", "VARIANT_OF", "LearningConfig", "Method", "find", "refuse_actions"]
 
 READINGS = (KSL, KSL_RESULTS, KSL_RELEASED)
 CONTROLLED = (RAD, DRQ, CURL, SAC_AE, SAC_STATE, SAC_PIXEL, PI_SAC, PROTO_RL)
@@ -45,6 +46,24 @@ VARIANT_OF: dict[str, str] = {
 }
 """Whose variant each is: KSL's readings, and a peer in the controlled and in its original setting.
 Ablations are none: they are something else on purpose."""
+
+
+def refuse_actions(method: Method, spec: EnvSpec, env: object) -> None:
+    """Refuse a method that cannot choose an environment's actions, naming those that can."""
+    if spec.actions in method.core.acts_in:
+        return
+    able = [
+        name
+        for name, other in METHODS.items()
+        if not other.variant and spec.actions in other.core.acts_in
+    ]
+    named = f"these methods can: {', '.join(able)}" if able else "no registered method can"
+    raise KstepError(
+        f"'{method.name}' cannot choose {NAMES[spec.actions]} actions, which {env} takes; {named}"
+    )
+
+
+NAMES = {"box": "continuous", "discrete": "discrete"}
 
 
 def find(name: str) -> Method:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from kstep import names
+from kstep import names, style
 from kstep.analysis.evaluation_set import EvaluationSet
 from kstep.analysis.options import Request
 from kstep.analysis.questions import GROUPS, QUESTIONS, Answer, analyze_all, subjects
@@ -33,6 +33,7 @@ def run(request: Request, say: Callable[[str], None]) -> list[Path]:
     """
     question, named, output = request.question, request.encoders, request.output
     left_out = None if named else say
+    style.THEME.set(style.THEMES[request.theme])
     system.keep_freed_memory()
     if question in COMPARISONS:
         comparison = COMPARISONS[question]

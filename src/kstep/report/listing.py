@@ -17,7 +17,7 @@ def lines(what: Listing) -> Iterator[str]:
     if what == "tasks":
         for name in tasks.names():
             yield f"{name:28} action repeat {tasks.parse(name).action_repeat}"
-        yield f"{'gym:<id>':28} any Gymnasium environment with Box actions"
+        yield f"{'gym:<id>':28} any Gymnasium environment with Box or Discrete actions"
     elif what == "experiments":
         for name in experiments.shipped():
             yield f"{name:16} {experiments.read(name).title}"

@@ -10,14 +10,14 @@ from __future__ import annotations
 import abc
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from kstep.nets.base import Encoder, EncoderConfig
 from kstep.optimizers import Ema, Group
-from kstep.types import Metrics, TransitionBatch
+from kstep.types import ActionKind, Metrics, TransitionBatch
 from kstep.values import Family, Fraction, Positive
 
 if TYPE_CHECKING:
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class CoreConfig(Family):
     """Settings of every core. A subclass names its `kind` and builds its core."""
+
+    acts_in: ClassVar[tuple[ActionKind, ...]] = ("box",)
+    """The kinds of action spaces that its policies can choose from."""
 
     critic_views: Positive = 1
     """Augmented views of each transition in the critic's loss; 2 is DrQ's [K=2, M=2] (D01)."""
@@ -65,7 +68,7 @@ class Core(nn.Module, abc.ABC):
     def act(
         self, encoder: Encoder, observation: Tensor, generator: torch.Generator | None
     ) -> Tensor:
-        """Return actions (B, A); greedy ones without a generator."""
+        """Return actions (B, A), one-hot if discrete; greedy ones without a generator."""
 
     @abc.abstractmethod
     def critic_loss(

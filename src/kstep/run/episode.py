@@ -101,7 +101,7 @@ class Episode:
     @property
     def width(self) -> int:
         """Numbers per action."""
-        return int(np.prod(self.env.action_space.shape or ()))
+        return self.env.actions.dim
 
     def repeat(self, seed: int, actions: Array, frames: Array, *, strictly: bool = True) -> None:
         """Replay an episode and check that it leads to the same place.

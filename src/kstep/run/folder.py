@@ -4,6 +4,7 @@ config.json         the experiment and its digest; what computes the encoder's c
 system.json         versions, processor, rendering, commit: where it was computed
 evaluations.jsonl   one line per evaluation, every episode's return
 metrics.jsonl       one line per logged update
+clock.jsonl         how long it took, one line per evaluation and checkpoint
 checkpoints/        the last two, each a folder
 replay/             frames in segments, shared by the checkpoints
 encoders/           encoders over training, where asked for
@@ -97,6 +98,7 @@ class RunFolder:
         self.system_file = folder / "system.json"
         self.evaluations_file = self.log("evaluations")
         self.metrics_file = self.log("metrics")
+        self.clock_file = folder / "clock.jsonl"
         self.checkpoints = folder / "checkpoints"
         self.replay = folder / "replay"
         self.encoders = folder / "encoders"
@@ -166,6 +168,7 @@ class RunFolder:
 
     def _files(self) -> list[Path]:
         written = [self.config_file, self.system_file, self.frozen_encoder, self.lock_file]
+        written.append(self.clock_file)
         return written + [self.log(name) for name in LOGS]
 
     def log(self, name: str) -> Path:
@@ -230,12 +233,7 @@ class RunFolder:
 
     def record_attempt(self, attempt: Attempt) -> None:
         """Add a line to what a sweep records of its attempts."""
-        line = (json.dumps(encode(attempt)) + "\n").encode()
-        with self._beside.open(self.attempts_file) as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
-            if file.read() not in (b"", b"\n"):  # whoever wrote the last line was killed
-                line = b"\n" + line
-            file.write(line)
+        self._beside.append_line(self.attempts_file, json.dumps(encode(attempt)))
 
     def attempts(self, *, strict: bool = False) -> list[Attempt]:
         """Return what a sweep recorded of every attempt: when, how long, how it ended. What is not

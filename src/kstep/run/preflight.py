@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from kstep import envs, native, reading
+from kstep import envs, methods, native, reading
 from kstep.config import Experiment
 from kstep.data.replay import Replay
 from kstep.data.ring import ReplayConfig
@@ -38,6 +38,7 @@ def check(run: Run, runtime: Runtime, env: ControlEnv) -> Cleared:
     """Refuse what cannot work or cannot be resumed; writes nothing."""
     experiment, method = run.experiment, run.experiment.method
     spec = envs.spec_of(env)
+    methods.refuse_actions(method, spec, env)
     envs.try_out(env, experiment.seed)
     if method.auxiliary is not None:
         method.auxiliary.check_episodes(method, spec)

@@ -26,6 +26,7 @@ from kstep.errors import as_faults
 from kstep.rng import Streams, episode_seed
 from kstep.run import checkpoint, preflight, saved_encoders, system
 from kstep.run.checkpoint import Positions, Session
+from kstep.run.clock import Clock
 from kstep.run.episode import Episode
 from kstep.run.evaluate import evaluate, evaluation_seeds
 from kstep.run.folder import LOGS, Evaluated, Run
@@ -45,7 +46,8 @@ asked may kill it."""
 
 
 class _Leave(BaseException):
-    """Raised inside what can be left without an end: an evaluation, or a wait for an environment.
+    """Raised inside what can be left without an end: an evaluation, a wait for an environment, or
+    the many updates that learning may start with.
 
     No `Exception`, so that no environment's code takes it for its own.
     """
@@ -89,10 +91,10 @@ class _Stop:
         finally:
             self._waiting_since = None
 
-    def leave(self) -> None:
-        """Leave an evaluation if the run was asked to stop."""
+    def leave(self, what: str) -> None:
+        """Leave something if the run was asked to stop."""
         if self.signal is not None:
-            raise _Leave
+            raise _Leave(f"during {what}")
 
 
 def train(run: Run, runtime: Runtime, console: Console | None = None) -> None:
@@ -157,7 +159,7 @@ class _Trainer:
         self.experiment = run.experiment
         if self.experiment.frozen_encoder is not None:
             session.agent.take_encoder(saved_encoders.load(run.frozen_encoder).encoder)
-        self.stop = _Stop()
+        self.stop, self.clock = _Stop(), Clock(run)
         self.lanes: list[ControlEnv] = []
         self.encoder_saved_at: int | None = None
 
@@ -194,7 +196,7 @@ class _Trainer:
             if isinstance(left, KeyboardInterrupt):
                 number = signal_of(left)
             else:
-                how = f"while {session.episode.env} did not answer"
+                how = str(left) or f"while {session.episode.env} did not answer"
                 number = signal.Signals(self.stop.signal or number)
             raise Stopped(
                 f"stopped {how}. {checkpoint.describe(self.run)}. Rerun the command to resume",
@@ -280,13 +282,16 @@ class _Trainer:
             )
 
     def _learn(self) -> Update:
-        """Take the updates of one decision: one, unless learning just starts with more."""
+        """Take the updates of one decision: one, unless learning just starts with more. A stop does
+        not wait for those: the run ends at its last checkpoint and they are taken again."""
         agent, replay = self.session.agent, self.session.replay
         learning, auxiliary = self.experiment.method.learning, self.experiment.method.auxiliary
         if agent.updates == 0:
             for _ in range(auxiliary.pretraining if auxiliary is not None else 0):
+                self.stop.leave("pretraining")
                 agent.pretrain(replay)
             for _ in range(learning.burst - 1):
+                self.stop.leave("the first updates")
                 agent.update(replay, every_part=True)
         return agent.update(replay, every_part=agent.updates < learning.burst)
 
@@ -312,10 +317,13 @@ class _Trainer:
                 if not self.lanes:
                     env, beside = experiment.env, session.episode.env
                     self.lanes = envs.make_lanes(env, experiment.seed, len(seeds), beside)
-                result = evaluate(session.agent, self.lanes, seeds, lambda _: self.stop.leave())
+                result = evaluate(
+                    session.agent, self.lanes, seeds, lambda _: self.stop.leave("an evaluation")
+                )
         except _Leave:
             self._save_and_stop(self.stop.signal or signal.SIGINT)
         self.evaluations.write(asdict(Evaluated(mark, **asdict(counts), **asdict(result))))
+        self.clock.tick(counts)
         self.evaluated_at[mark] = counts.env_steps
         if self.tensorboard:
             self.tensorboard.add_scalar("evaluation/return", result.mean, counts.env_steps)
@@ -359,6 +367,7 @@ class _Trainer:
         logs = (self.metrics, self.evaluations)
         positions = {name: log.sync() for name, log in zip(LOGS, logs, strict=True)}
         checkpoint.save(self.run, self.session, positions)
+        self.clock.tick(self.session.counts)
 
 
 @contextmanager

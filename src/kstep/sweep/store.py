@@ -20,7 +20,7 @@ import polars as pl
 
 from kstep import config, reading
 from kstep.files import fingerprint, write_atomically
-from kstep.run import system
+from kstep.run import clock, system
 from kstep.run.folder import LARGEST_RETURN, Return, Run
 from kstep.run.saved_encoders import phases_of
 from kstep.sweep import parquet
@@ -48,9 +48,13 @@ COLUMNS = pl.Schema(
         "setting": pl.String(),
         "digest": pl.String(),
         "commit": pl.String(),
+        "processor": pl.String(),
+        "seconds": pl.Float64(),
+        "core_seconds": pl.Float64(),
     }
 )
-"""`setting` is the digest without the seed: what the runs of a curve share."""
+"""`setting` is the digest without the seed: what the runs of a curve share. `seconds` of wall-clock
+and `core_seconds` of processor time are what the run had taken by then, evaluations included."""
 
 KEY = ("source", "digest", "mark", "episode")
 ORDER = ("source", "task", "method", "variant", "preset", "setting", "seed", "mark", "episode")
@@ -58,7 +62,9 @@ REQUIRED = ("method", "task", "seed", "env_steps", "return")
 OPTIONAL = ("variant", "preset", "renderer", "mark", "decisions", "updates", "episode")
 TEXTS = ("method", "task", "variant", "preset", "renderer")
 COUNTED = ("mark", "env_steps", "decisions", "updates")
-MAY_LACK = ("renderer", "commit", "decisions", "updates")
+ADDED = ("processor", "seconds", "core_seconds")
+"""Tables of earlier versions lack these columns."""
+MAY_LACK = ("renderer", "commit", "decisions", "updates", *ADDED)
 """What imported rows need not have."""
 
 
@@ -158,9 +164,11 @@ def read(table: Path) -> pl.DataFrame:
         raise KstepError(f"{table} does not exist; kstep collect makes it") from error
     with reading.naming(table):
         frame = parquet.decoded(data)
+        if not any(name in frame.schema for name in ADDED):
+            frame = frame.with_columns(pl.lit(None, COLUMNS[name]).alias(name) for name in ADDED)
         if frame.schema != COLUMNS:
             found = ", ".join(f"{name} {kind}" for name, kind in frame.schema.items())
-            raise KstepError(f"it is not a table of evaluations: it has {found[:300]}")
+            raise KstepError(f"it is not a table of evaluations: it has {found[:400]}")
         _check_values(frame)
     return frame
 
@@ -175,6 +183,9 @@ def _check_values(frame: pl.DataFrame) -> None:
             raise KstepError(f"the column {name} has negative numbers")
     if not frame["return"].abs().le(LARGEST_RETURN).all():
         raise KstepError(f"the column return has numbers that are not within ±{LARGEST_RETURN:g}")
+    for name in ("seconds", "core_seconds"):
+        if not frame[name].drop_nulls().is_between(0.0, LARGEST_RETURN).all():
+            raise KstepError(f"the column {name} has numbers that are no times")
     if frame.select(KEY).is_duplicated().any():
         raise KstepError("it has the same episode of the same run twice")
 
@@ -229,25 +240,30 @@ def _rows(run: Run, note: Callable[[str], None]) -> Iterator[dict[str, Any]]:
         "setting": config.setting(experiment),
         "digest": run.digest,
     }
-    marks: set[int] = set()
+    marks, ticks = set[int](), clock.ticks(run)
     for row in run.evaluations():
         if row.mark in marks:
             raise KstepError(f"{run.evaluations_file} has two evaluations at {row.mark:,}")
         marks.add(row.mark)
         counted = {name: getattr(row, name) for name in COUNTED}
+        spent = clock.spent(ticks, row.decisions) or (None, None)
+        counted |= dict(zip(("seconds", "core_seconds"), spent, strict=True))
         for episode, value in enumerate(row.returns):
             yield {**identity, **counted, "episode": episode, "return": value}
 
 
 def _where(run: Run, note: Callable[[str], None]) -> dict[str, str]:
-    """Return renderer and commit; several, joined, if a run was resumed elsewhere."""
+    """Return renderer, commit and processor; several, joined, if a run was resumed elsewhere."""
     try:
         history = system.history(run.system_file)
     except KstepError as error:
-        note(f"{error}; renderer and commit of this run stay empty")
+        note(f"{error}; renderer, commit and processor of this run stay empty")
         history = ()
-    renderers, commits = ([getattr(m, key) for m in history] for key in ("rendering", "commit"))
-    return {"renderer": _joined(renderers), "commit": _joined(commits)}
+    columns = {"renderer": "rendering", "commit": "commit", "processor": "processor"}
+    return {
+        column: _joined(getattr(machine, key) for machine in history)
+        for column, key in columns.items()
+    }
 
 
 def _joined(names: Iterable[str]) -> str:
