@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from playwright.sync_api import Page, sync_playwright
 
 from kstep.types import KstepError
+from tests.make import HANGING
 
 FLAGS = (
     "--no-sandbox",  # tests run as root in containers
@@ -22,12 +24,19 @@ FLAGS = (
     "--use-angle=swiftshader",
     "--enable-unsafe-swiftshader",  # 3-D without a graphics card
 )
-MINUTES = 10 * 60_000.0
-"""Before a browser on a busy machine is taken to hang."""
 
 
 def chromium() -> str | None:
     return shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+def until(page: Page, expression: str) -> None:
+    """Wait for something to become true. Playwright's own way is eval, which a page may forbid."""
+    ends = time.monotonic() + HANGING
+    while not page.evaluate(expression):
+        if time.monotonic() > ends:
+            raise AssertionError(f"never true: {expression}")
+        page.wait_for_timeout(50)
 
 
 @contextmanager
@@ -38,10 +47,10 @@ def opened_page(**context: Any) -> Iterator[Page]:
         raise KstepError("there is no Chromium: apt-get install chromium")
     with sync_playwright() as playwright, tempfile.TemporaryDirectory() as profile:
         browser = playwright.chromium.launch_persistent_context(
-            profile, executable_path=program, args=[*FLAGS], timeout=MINUTES, **context
+            profile, executable_path=program, args=[*FLAGS], timeout=1000 * HANGING, **context
         )
         try:
-            browser.set_default_timeout(MINUTES)
+            browser.set_default_timeout(1000 * HANGING)
             yield browser.pages[0] if browser.pages else browser.new_page()
         finally:
             browser.close()

@@ -154,9 +154,13 @@ def plain(value: Any) -> Any:
         found = {item.name: plain(getattr(value, item.name)) for item in fields(value)}
         if isinstance(value, Grid):
             found["latex"] = value.latex()
-        return {name: item for name, item in found.items() if item not in ("", [], {}, None, False)}
+        return {name: item for name, item in found.items() if not _nothing(item)}
     if isinstance(value, tuple | list):
         return [plain(item) for item in value]
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     return value
+
+
+def _nothing(value: Any) -> bool:
+    return value is None or value is False or value in ("", [], {})

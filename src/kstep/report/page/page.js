@@ -3,7 +3,8 @@
 "use strict";
 (() => {
 const shown = { axis: "env_steps", band: "sd", hidden: new Set(), sorted: {}, chosen: {}, flat: false };
-let data = JSON.parse(document.getElementById("data").textContent);
+const whole = found => ({ styles: {}, sections: [], ...found });  // empty parts are left out
+let data = whole(JSON.parse(document.getElementById("data").textContent));
 const root = document.documentElement, system = matchMedia("(prefers-color-scheme: dark)");
 const drawings = new Map();  // an element to the function that draws into it
 const visible = new IntersectionObserver(entries => {
@@ -308,7 +309,7 @@ async function ask() {
   let text = "";
   try {
     const answer = await fetch("data.json", version ? { headers: { "If-None-Match": version } } : {});
-    if (answer.status === 200) { version = answer.headers.get("ETag") || ""; data = await answer.json(); show(); }
+    if (answer.status === 200) { version = answer.headers.get("ETag") || ""; data = whole(await answer.json()); show(); }
     else if (answer.status !== 304) text = `The server answers ${answer.status}.`;
   } catch { text = "The connection to kstep watch is lost; the page shows what was known."; }
   document.getElementById("connection").textContent = text;

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -16,7 +16,7 @@ from kstep.analysis.tables import Row
 from kstep.config import Experiment, resolve, setting
 from kstep.report import scores
 from kstep.report.comparisons import by_method
-from kstep.run import health, system
+from kstep.run import clock, health, system
 from kstep.run.folder import Run
 from kstep.sweep import store
 from kstep.sweep.plan import State, state_of
@@ -115,9 +115,7 @@ def of_folder(folder: Path) -> Record:
         identify(experiment),
         run.digest,
         experiment.preset,
-        tuple(
-            Point(row.mark, row.decisions, row.updates, None, row.mean) for row in run.evaluations()
-        ),
+        tuple(_points(run)),
         status.state,
         status.env_steps,
         experiment.env_steps,
@@ -130,6 +128,13 @@ def of_folder(folder: Path) -> Record:
         collapsed=len(newest) == health.PATIENCE and all(map(health.is_flat, newest)),
         films=tuple(_films(folder)),
     )
+
+
+def _points(run: Run) -> Iterator[Point]:
+    ticks = clock.ticks(run)
+    for row in run.evaluations():
+        spent = clock.spent(ticks, row.decisions)
+        yield Point(row.mark, row.decisions, row.updates, spent and spent[0], row.mean)
 
 
 def _updates(run: Run) -> list[bytes]:
@@ -203,15 +208,13 @@ def _of_rows(rows: list[dict[str, Any]]) -> Record:
         last["digest"],
         last["preset"],
         tuple(
-            Point(
-                *(row["mark"], row["decisions"], row["updates"]), row.get("seconds"), row["score"]
-            )
+            Point(*(row["mark"], row["decisions"], row["updates"]), row["seconds"], row["score"])
             for row in rows
         ),
         reached=last["env_steps"],
         renderer=last["renderer"] or "",
         commit=last["commit"] or "",
-        machine=last.get("processor") or "",
+        machine=last["processor"] or "",
         source=last["source"],
     )
 
@@ -242,7 +245,7 @@ def read(
     of_folder: Callable[[Path], Record] = of_folder,
 ) -> list[Record]:
     """Read all runs below folders and in tables; what cannot be read is left out. Copies of a run
-    are the same run, and the longer one counts."""
+    are the same run; the longest counts, of equally long ones the first."""
     found: dict[tuple[str, str], Record] = {}
     for source in sources:
         if source.is_dir():
@@ -252,6 +255,6 @@ def read(
             records = of_table(store.read(source))
         for record in records:
             key = (record.source, record.digest)
-            if key not in found or len(record.points) >= len(found[key].points):
+            if key not in found or len(record.points) > len(found[key].points):
                 found[key] = record
     return list(found.values())
