@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from kstep import methods, names
 from kstep.envs import EnvConfig, tasks
+from kstep.envs.sight import parse_resize
 from kstep.files import fingerprint
 from kstep.methods.base import Method
 from kstep.types import KstepError
@@ -70,7 +71,17 @@ class Experiment:
                 f"env.size follows from method.encoder.image_size={method.encoder.image_size} and "
                 f"the augmentation: {rendered_size(method)}, not {env.size}"
             )
-        simulated = method.observation == "pixels" and tasks.parse(env.task).kind == "suite"
+        kind = tasks.parse(env.task).kind
+        if env.image is not None and (method.observation != "pixels" or kind != "gym"):
+            raise KstepError(
+                f"env.image={env.image} is for Gymnasium environments seen as pixels, not for "
+                f"{method.observation} of {env.task}"
+            )
+        if env.resize is not None:
+            if method.observation != "pixels":
+                raise KstepError("env.resize is for pixels: this method sees the state")
+            parse_resize(env.resize, env.size)
+        simulated = method.observation == "pixels" and kind == "suite"
         for key, default in (("renderer", "exact"), ("camera", None)):
             if getattr(env, key) != default and not simulated:
                 raise KstepError(

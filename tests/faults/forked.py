@@ -96,7 +96,10 @@ def forking(folder: Path) -> Iterator[Forked]:
 def serve() -> None:
     """Answer every line, a command to run, with the exit code of a child that has run it."""
 
+    import torch._dynamo  # noqa: F401  what PyTorch imports with the first optimizer takes a second
+
     from kstep import cli as cli
+    from kstep.envs import remote as remote
     from kstep.run import start as start
 
     for line in sys.stdin:

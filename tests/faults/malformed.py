@@ -4,7 +4,8 @@ A `Specimen` is a folder with two runs, their encoders, an evaluation set, an ex
 and somebody's CSV, all intact. A case copies it, spoils one file, and runs one verb that reads that
 file. What must hold afterwards: it exits with 0 or 2 (or with 1 where an experiment that can be
 read cannot be computed here), says what is wrong in words and names it, never ends in a traceback,
-sends no escape sequence to the terminal and changes nothing but what it was asked to write.
+sends no escape sequence to the terminal and changes nothing but what it was asked to write; a table
+that it wrote can be read.
 
     python -m tests.faults.malformed 5000
 
@@ -35,7 +36,7 @@ import safetensors.numpy
 from kstep import cli
 from kstep.files import fingerprint
 from kstep.run.folder import Attempt, RunFolder
-from kstep.sweep import experiments, plan
+from kstep.sweep import experiments, plan, store
 
 EXPERIMENT = """
 title = "Two methods"
@@ -62,6 +63,7 @@ drq,toy_reach,1,0,1.5,published,0
 drq,toy_reach,1,60,3.25,published,0
 drq,toy_reach,2,60,4,published,0
 """
+TABLE = "out/table.parquet"
 RUN = "run"
 """Stands for the run whose file is spoiled, in the arguments of a verb."""
 
@@ -107,7 +109,7 @@ class Specimen:
         pixel = str(self.specs[-1].folder)
         on, out = ["--on", "set"], ["--output", "out"]
         return {
-            "collect": ["collect", "runs", "--output", "out/table.parquet"],
+            "collect": ["collect", "runs", "--output", TABLE],
             "collect into": ["collect", "runs"],
             "import": ["import", "theirs.csv", "--source", "them", "--output", "out/t.parquet"],
             "import into": ["import", "theirs.csv", "--source", "them"],
@@ -500,6 +502,7 @@ KINDS = (
         (*ANY, *[json_line] * 8),
         ("plan", "train", "analyze conv-transition"),
     ),
+    Kind("clock.jsonl", f"{RUN}/clock.jsonl", (*ANY, *[json_line] * 8), ("collect", "train")),
     Kind(
         "attempts.jsonl",
         f"{RUN}.attempts.jsonl",
@@ -600,6 +603,8 @@ def examine(specimen: Specimen, kind: Kind, seed: int) -> Outcome:
             before = dict(listing(Path(parent)))
             code, said = called(specimen.verbs()[verb], case)
             after = dict(listing(Path(parent)))
+            if code == 0 and Path(TABLE).exists():
+                store.read(Path(TABLE))
     check(case, code, said)
     written = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
     allowed = ["work/out"]
@@ -664,7 +669,7 @@ def named_or_harmless(kind: Kind, verb: str, said: str) -> bool:
         ("system.json", "train"),
         # Times and progress that cannot be read are not known; the plan says what is.
         *(("metrics.jsonl", "plan"), ("attempts.jsonl", "plan"), ("evaluations.jsonl", "plan")),
-        *(("config.json", "plan"), ("saved encoder", "plan")),
+        *(("config.json", "plan"), ("saved encoder", "plan"), ("clock.jsonl", verb)),
         # The checkpoint before, or a log of which nothing is needed yet, takes its place.
         *(("state.json", verb), ("agent.safetensors", verb), ("replay segment", verb)),
         *(("metrics.jsonl", "train"), ("evaluations.jsonl", "train")),

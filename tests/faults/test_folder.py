@@ -40,6 +40,7 @@ WRITTEN = [
     "evaluations.jsonl",
     "evaluations.jsonl.part",
     "clock.jsonl",
+    "clock.jsonl.part",
     "frozen_encoder.safetensors.part",
     "checkpoints",
     "checkpoints/000000035.part",

@@ -77,6 +77,7 @@ def test_a_full_disk_leaves_nothing_half_written_and_the_next_try_succeeds(
         assert code == 1, f"{name}: {said}"
         assert len(sentences) == 1
         assert "disk" in sentences[0]
+        assert "None" not in sentences[0]
         assert "Broken pipe" not in said
         assert "Traceback" not in said
     assert files(tmp_path) == intact

@@ -95,6 +95,16 @@ def test_times_are_those_of_the_clock_and_processors_those_of_the_machines(tmp_p
     assert times == [(0, 2.0, 1.0), (800, 15.0, 7.5)]
 
 
+@pytest.mark.parametrize("seconds", [1e300, 1e11])
+def test_times_that_no_run_can_take_are_left_out(seconds: float, tmp_path: Path) -> None:
+    run = pretend(tmp_path / "runs", "ksl", 1)
+    row = {"process": "a", "decisions": 800, "env_steps": 800}
+    run.clock_file.write_text(json.dumps({**row, "seconds": seconds, "core_seconds": 1.0}) + "\n")
+    store.collect(tmp_path / "runs", tmp_path / "all.parquet")
+    frame = store.read(tmp_path / "all.parquet")
+    assert frame["seconds"].null_count() == frame.height
+
+
 def test_a_table_without_times_is_read(tmp_path: Path) -> None:
     pretend(tmp_path / "runs", "ksl", 1)
     table = tmp_path / "all.parquet"

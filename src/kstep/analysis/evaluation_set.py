@@ -32,7 +32,7 @@ from kstep.run import system
 from kstep.run.episode import Episode
 from kstep.run.folder import Run
 from kstep.run.load import opened
-from kstep.run.saved_encoders import Side
+from kstep.run.saved_encoders import Side, side_of
 from kstep.types import Array, KstepError
 from kstep.values import encode
 
@@ -229,7 +229,7 @@ def collect(
         raise KstepError(
             f"'{agent.method.name}' sees the state; collect with an agent that sees images"
         )
-    own = agent.spec.frame_shape[0]
+    own = side_of(agent.spec.frame_shape)
     frames: dict[int, list[Array]] = {size: [] for size in dict.fromkeys((own, *sizes))}
     actions, rewards, numbers = [], [], []
     states: list[dict[str, float]] = []

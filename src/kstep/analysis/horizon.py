@@ -20,6 +20,7 @@ from kstep.analysis.evaluation_set import EvaluationSet
 from kstep.analysis.tables import Row, grouped
 from kstep.auxiliary.ksl import KSL
 from kstep.data.batches import to_device
+from kstep.run.saved_encoders import side_of
 from kstep.types import Array, KstepError
 
 
@@ -65,7 +66,7 @@ def predictions(agent: Agent, on: EvaluationSet, ahead: int) -> tuple[Array, Arr
     layers = agent.core.borrowed_layers(ksl.borrowed_layers)
     predicted, targets = [], []
     first = 0
-    for stacks in on.batches(agent.spec.frame_shape[0], agent.method.stack):
+    for stacks in on.batches(side_of(agent.spec.frame_shape), agent.method.stack):
         (view,) = to_device(agent.device, agent.method.augment.act_view(stacks))
         targets.append(ksl.targets(agent.auxiliary_slow_encoder, view[:, None])[:, 0])
         # Batch by batch to the last step: the feature maps of all states would take gigabytes.

@@ -1,6 +1,7 @@
 """Environments: a task's name in; frames or states, and rewards, out.
 
-Heavy packages are imported when an environment is made: the toy tasks never import MuJoCo.
+Heavy packages are imported when an environment is made: the toy tasks never import MuJoCo, and what
+a run has learned can be loaded where no simulator is installed, not even Gymnasium.
 """
 
 from __future__ import annotations
@@ -9,16 +10,26 @@ import functools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kstep.envs.base import ControlEnv as ControlEnv
-from kstep.envs.base import spec_of as spec_of
-from kstep.envs.base import try_out as try_out
 from kstep.envs.tasks import PLANET as PLANET
 from kstep.envs.tasks import names as names
 from kstep.envs.tasks import parse as parse
 from kstep.types import ObservationKind, Overlap, Renderer
 from kstep.values import LATER, Count, Name, Positive
+
+if TYPE_CHECKING:
+    from kstep.envs.base import ControlEnv as ControlEnv
+    from kstep.envs.base import spec_of as spec_of
+    from kstep.envs.base import try_out as try_out
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("ControlEnv", "spec_of", "try_out"):
+        from kstep.envs import base
+
+        return getattr(base, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 @dataclass(frozen=True)
@@ -29,7 +40,7 @@ class EnvConfig:
     """domain_task of the control suite, gym:<id>, toy_reach, toy_glide or toy_arrows."""
     observation: ObservationKind = "pixels"
     size: Positive = 84
-    """Height and width of a frame; unused for states."""
+    """Pixels of a frame's shorter side; unused for states."""
     action_repeat: Positive | None = None
     """None: the task's own."""
     camera: Count | None = None
@@ -38,6 +49,13 @@ class EnvConfig:
     """How a task of the suite is rendered. exact: as dm_control does. quick: the same with a shadow
     map of 512 instead of 2048 and a buffer no larger than the frame; twice as fast, hardly
     distinguishable. raytraced: no OpenGL, much faster, but different images (`fast-render`)."""
+    image: Name | None = field(default=None, metadata=LATER)
+    """Where a Gymnasium environment's picture is: a key of its dictionary observation, several keys
+    with commas, or `render` for what it draws. None: the images of the observation; if there are
+    none, what it draws."""
+    resize: Name | None = field(default=None, metadata=LATER)
+    """Height and width of a frame, such as 84x112; `square`: `size` by `size`; `none`: as the
+    environment gives it. None: its shorter side is `size`, its shape is kept."""
     time_limit: Positive | None = field(default=None, metadata=LATER)
     """Env steps after which an episode is cut off. None: the task's own limit; where it has none,
     one must be set."""
@@ -48,6 +66,7 @@ def make(config: EnvConfig, seed: int) -> ControlEnv:
     task = parse(config.task)
     repeat = task.action_repeat if config.action_repeat is None else config.action_repeat
     options: Any = {"observation": config.observation, "size": config.size}
+    options |= {"resize": config.resize}
     options |= {"action_repeat": repeat, "time_limit": config.time_limit, "seed": seed}
     if task.kind == "toy":
         from kstep.envs.toy import ToyEnv
@@ -56,7 +75,7 @@ def make(config: EnvConfig, seed: int) -> ControlEnv:
     if task.kind == "gym":
         from kstep.envs.gymnasium import GymnasiumEnv
 
-        return GymnasiumEnv(task.task, **options)
+        return GymnasiumEnv(task.task, image=config.image, **options)
     _prepare_suite(needs_gl=config.observation == "pixels" and config.renderer != "raytraced")
     from kstep.envs.dmc import SuiteEnv
 

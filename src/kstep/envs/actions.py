@@ -11,13 +11,15 @@ from __future__ import annotations
 import abc
 import functools
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import gymnasium
 import numpy as np
 
 from kstep.types import ActionKind, Array, KstepError
 from kstep.values import Family, Positive
+
+if TYPE_CHECKING:  # a policy gives actions where Gymnasium is not installed
+    import gymnasium
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ class Actions(Family):
 
     def space(self) -> gymnasium.Space[Any]:
         """Return what our own environments say of themselves."""
+        import gymnasium
+
         return gymnasium.spaces.Box(-1.0, 1.0, (self.dim,), np.float32)
 
 
@@ -109,11 +113,15 @@ class DiscreteActions(Actions):
         return self.vector(0)
 
     def space(self) -> gymnasium.Space[Any]:
+        import gymnasium
+
         return gymnasium.spaces.Discrete(self.n, start=self.start)
 
 
 def actions_of(space: Any, env: object) -> Actions:
     """Describe a Gymnasium action space, refusing by name what no agent here can choose from."""
+    import gymnasium
+
     if isinstance(space, gymnasium.spaces.Discrete):
         if space.n < 2:
             raise KstepError(f"{env} takes {space} actions, which leave nothing to choose")

@@ -1,6 +1,6 @@
 """One contract for every environment.
 
-In: actions as vectors (actions.py). Out: one frame `(H, W, 3)` uint8 or one state vector `(D,)`
+In: actions as vectors (actions.py). Out: one frame `(H, W, C)` uint8 or one state vector `(D,)`
 float32 per decision, with the reward summed over the action's repeats. `ControlEnv` does what all
 environments share (checking, mapping and repeating actions, deciding when to render); a subclass
 implements how to begin an episode, simulate one step, and render or return the current state.
@@ -19,9 +19,9 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from PIL import Image
 
 from kstep.envs.actions import Actions
+from kstep.envs.sight import Sight
 from kstep.types import Array, EnvSpec, KstepError, ObservationKind
 
 LARGEST_REWARD = float(np.finfo(np.float32).max)
@@ -42,8 +42,7 @@ class ControlEnv(gymnasium.Env[Array, Any], abc.ABC):
         self,
         *,
         observation: ObservationKind,
-        size: int,
-        state_dim: int,
+        sight: Sight,
         actions: Actions,
         action_repeat: int,
         ends_after: int | None,
@@ -56,8 +55,6 @@ class ControlEnv(gymnasium.Env[Array, Any], abc.ABC):
             raise KstepError(f"observation must be pixels or state, not {observation!r}")
         if action_repeat < 1:
             raise KstepError(f"action repeat must be at least 1, not {action_repeat}")
-        if size < 1:
-            raise KstepError(f"frames must be at least 1 pixel wide, not {size}")
         limits = [limit for limit in (ends_after, time_limit) if limit is not None]
         if not limits:
             raise KstepError(
@@ -70,7 +67,7 @@ class ControlEnv(gymnasium.Env[Array, Any], abc.ABC):
                 f"{ends_after} env steps"
             )
         self.observation: ObservationKind = observation
-        self.size = size
+        self.sight = sight
         self.camera = camera
         self.action_repeat = action_repeat
         self.episode_decisions = math.ceil(min(limits) / action_repeat)
@@ -78,11 +75,11 @@ class ControlEnv(gymnasium.Env[Array, Any], abc.ABC):
         self.actions = actions
         self.action_space = actions.space()
         self.observation_space = (
-            gymnasium.spaces.Box(0, 255, (size, size, 3), np.uint8)
+            gymnasium.spaces.Box(0, 255, sight.shape, np.uint8)
             if observation == "pixels"
-            else gymnasium.spaces.Box(-np.inf, np.inf, (state_dim,), np.float32)
+            else gymnasium.spaces.Box(-np.inf, np.inf, sight.shape, np.float32)
         )
-        self._frame: Array = np.zeros(self.observation_space.shape or (), np.uint8)
+        self._frame: Array = np.zeros(sight.shape, np.uint8)
         self._rendering = True
         self._running = False
         self._limit, self._env_steps = min(limits), 0
@@ -153,7 +150,7 @@ class ControlEnv(gymnasium.Env[Array, Any], abc.ABC):
 
     def render(self) -> Array:
         """Return the current state as an image, whatever is observed."""
-        return self.film_frame(self.size, self.size)
+        return self.film_frame(self.sight.height, self.sight.width)
 
     def set_rendering(self, enabled: bool) -> None:
         """While off, steps return the last frame instead of rendering: fast replays of episodes."""
@@ -163,7 +160,7 @@ class ControlEnv(gymnasium.Env[Array, Any], abc.ABC):
         """Return the observation of the current state, rendered now."""
         if self.observation == "state":
             return self._state()
-        self._frame = self._draw(self.size, self.size, self.camera)
+        self._frame = self._see()
         return self._frame.copy()
 
     def draw_with(self, other: ControlEnv) -> None:
@@ -176,6 +173,10 @@ class ControlEnv(gymnasium.Env[Array, Any], abc.ABC):
     def film_frame(self, height: int = 240, width: int = 240, camera: int | None = None) -> Array:
         """Return an image (height, width, 3) of the current state, for videos."""
         return self._draw(height, width, self.camera if camera is None else camera)
+
+    def _see(self) -> Array:
+        """Return what the agent sees of the current state, as `sight` says."""
+        return self._draw(self.sight.height, self.sight.width, self.camera)
 
     def _observe(self) -> Array:
         if self.observation == "pixels" and not self._rendering:
@@ -197,11 +198,9 @@ def spec_of(env: gymnasium.Env[Any, Any]) -> EnvSpec:
     inner = env.unwrapped
     if not isinstance(inner, ControlEnv):
         raise TypeError(f"{inner} was not made by kstep.envs.make")
-    shape = inner.observation_space.shape
-    assert shape is not None
     return EnvSpec(
         inner.observation,
-        shape,
+        inner.sight.shape,
         inner.actions.dim,
         inner.action_repeat,
         inner.episode_decisions,
@@ -224,10 +223,3 @@ def try_out(env: ControlEnv, seed: int) -> None:
             f"{env} does not repeat itself: two resets with seed {seed} gave different "
             "observations, so no run of it could be repeated or continued"
         )
-
-
-def resized(image: Array, height: int, width: int) -> Array:
-    """Return an image (H, W, 3) uint8 at another size, smoothed when it shrinks."""
-    if image.shape[:2] == (height, width):
-        return image
-    return np.array(Image.fromarray(image).resize((width, height), Image.Resampling.BOX))

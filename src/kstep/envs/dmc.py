@@ -20,6 +20,7 @@ from kstep.envs import gl
 from kstep.envs.actions import BoxActions
 from kstep.envs.base import ControlEnv, RendererFailed
 from kstep.envs.raytraced import RayTracer
+from kstep.envs.sight import drawn
 from kstep.envs.tasks import Task
 from kstep.types import Array, KstepError, ObservationKind, Renderer
 
@@ -39,6 +40,7 @@ class SuiteEnv(ControlEnv):
         *,
         observation: ObservationKind,
         size: int,
+        resize: str | None,
         action_repeat: int,
         time_limit: int | None,
         camera: int,
@@ -53,21 +55,21 @@ class SuiteEnv(ControlEnv):
             )
         self._physics = self._env.physics
         self._closed = False
+        shapes = [spec.shape for spec in self._env.observation_spec().values()]
+        sight = drawn(observation, size, resize, sum(math.prod(shape) for shape in shapes))
         if renderer == "quick":
             # The rendering context reads this when it is made, with the first frame.
             visual = self._physics.model.vis
             visual.quality.shadowsize = 512
-            visual.global_.offheight = visual.global_.offwidth = size
+            visual.global_.offheight, visual.global_.offwidth = sight.height, sight.width
         self._check_camera(camera)
         taken = self._env.action_spec()
         bounds = (np.broadcast_to(bound, taken.shape) for bound in (taken.minimum, taken.maximum))
         low, high = (tuple(map(float, bound)) for bound in bounds)
-        shapes = [spec.shape for spec in self._env.observation_spec().values()]
         limit = self._env._step_limit  # dm_control keeps the time limit nowhere else.
         super().__init__(
             observation=observation,
-            size=size,
-            state_dim=sum(math.prod(shape) for shape in shapes),
+            sight=sight,
             actions=BoxActions(low, high, taken.shape),
             action_repeat=action_repeat,
             # Quotients of decimal time steps come out as 999.9999 or 1000.0001.

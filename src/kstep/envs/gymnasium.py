@@ -1,16 +1,14 @@
 """Any Gymnasium environment with Box or Discrete actions and an image, behind our contract.
 
-In: the id of a registered environment. Out: a `GymnasiumEnv`. The frame is the observation itself
-where that is an image, (H, W, 3) or (H, W, 1) uint8, and the render of `render_mode="rgb_array"`
-otherwise; either is resized to the requested size. An environment that does not fit is refused with
-a sentence about what is needed, at the start or at the step where it shows.
+In: the id of a registered environment. Out: a `GymnasiumEnv`. What the agent sees of it is decided
+in sight.py. An environment that does not fit is refused with a sentence about what is needed, at
+the start or at the step where it shows.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -22,7 +20,8 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from kstep.envs import gl
 from kstep.envs.actions import actions_of
-from kstep.envs.base import ControlEnv, resized
+from kstep.envs.base import ControlEnv
+from kstep.envs.sight import Unseen, as_colours, look, resized
 from kstep.types import Array, KstepError, ObservationKind
 
 
@@ -35,6 +34,8 @@ class GymnasiumEnv(ControlEnv):
         *,
         observation: ObservationKind,
         size: int,
+        image: str | None,
+        resize: str | None,
         action_repeat: int,
         time_limit: int | None,
         seed: int,
@@ -43,20 +44,20 @@ class GymnasiumEnv(ControlEnv):
         self._env, self._renders, registered_limit = self._open(gym_id, observation)
         self._first_seed: int | None = seed
         self._last: Any = None
-        space: Any = getattr(self._env, "observation_space", None)
-        self._shows_image = _is_image(space)
-        if observation == "pixels" and not (self._shows_image or self._renders):
-            raise KstepError(
-                f"{self} shows no image: needs an observation Box (H, W, 3) or (H, W, 1) of uint8, "
-                'or render_mode="rgb_array"'
+        self._space: Any = getattr(self._env, "observation_space", None)
+        with self._naming():
+            sight = look(
+                self._space,
+                observation,
+                size=size,
+                image=image,
+                resize=resize,
+                render=self._example if self._renders else None,
             )
-        if observation == "state" and not isinstance(space, gymnasium.spaces.Box):
-            raise KstepError(f"{self} observes a {space}; as a state a Box is needed")
         actions = actions_of(getattr(self._env, "action_space", None), self)
         super().__init__(
             observation=observation,
-            size=size,
-            state_dim=math.prod(getattr(space, "shape", None) or ()),
+            sight=sight,
             actions=actions,
             action_repeat=action_repeat,
             ends_after=None,
@@ -142,43 +143,50 @@ class GymnasiumEnv(ControlEnv):
             ) from error
 
     def _state(self) -> Array:
-        state = np.ravel(self._observed()).astype(np.float32)
-        if not np.isfinite(state).all():
-            raise KstepError(f"{self} gave an observation that is not finite")
-        return state
+        with self._naming("gave "):
+            return self.sight.state(self._last)
 
-    def _observed(self) -> Array:
-        """Return the environment's last observation, if it is what its space says."""
-        space = self._env.observation_space
-        with contextlib.suppress(ValueError):  # where it is a ragged list
-            found = np.asarray(self._last)
-            if found.shape == space.shape and found.dtype.kind in "biuf":
-                return found
-            raise KstepError(
-                f"{self} gave an observation {found.shape} {found.dtype}; its space says "
-                f"{space.shape} {space.dtype}"
-            )
-        raise KstepError(
-            f"{self} gave an observation that is no array; its space says {space.shape}"
-        )
+    def quantities(self) -> dict[str, float]:
+        """Return the numbers of its observation, whatever the agent sees; none if it has none."""
+        with contextlib.suppress(Unseen):
+            numbers = look(self._space, "state", size=1).state(self._last)
+            return {f"state {i}": float(value) for i, value in enumerate(numbers)}
+        return {}
+
+    def _see(self) -> Array:
+        seen = self._rendered() if self.sight.source == "render" else self._last
+        with self._naming("gave "):
+            return self.sight.frame(seen)
 
     def _draw(self, height: int, width: int, camera: int) -> Array:
-        # Films prefer the render, which is usually larger than what the agent sees.
-        filming = (height, width) != (self.size, self.size)
-        if self._shows_image and not (filming and self._renders):
-            image, source = self._observed(), "an observation"
-        elif self._renders:
-            image, source = self._rendered(), "a rendered image"
+        # The render is usually larger than what the agent sees.
+        if self._renders:
+            image = self._rendered()
+        elif self.sight.pictures:
+            image = self._see()
         else:
             raise KstepError(f'{self} cannot be rendered: it has no render_mode="rgb_array"')
-        is_colour = image.ndim == 3 and image.shape[2] in (1, 3)
-        if image.dtype != np.uint8 or not is_colour:
+        if image.dtype != np.uint8 or image.ndim != 3:
             raise KstepError(
-                f"{self} gave {source} {image.shape} {image.dtype}; needed is (H, W, 3) uint8"
+                f"{self} gave a rendered image {image.shape} {image.dtype}; needed is (H, W, 3) "
+                "uint8"
             )
-        if image.shape[2] == 1:
-            image = np.repeat(image, 3, axis=2)
-        return resized(np.array(image), height, width)
+        return resized(as_colours(np.array(image)), height, width)
+
+    def _example(self) -> Array:
+        """Draw a first state; the next reset starts as if this had not been."""
+        seed = self._first_seed
+        self._begin(None)
+        self._first_seed = seed
+        return self._rendered()
+
+    @contextlib.contextmanager
+    def _naming(self, verb: str = "") -> Iterator[None]:
+        """Put the environment's name in front of what is refused about it."""
+        try:
+            yield
+        except Unseen as error:
+            raise KstepError(f"{self} {verb}{error}") from error
 
     def _rendered(self) -> Array:
         with self._blamed("render"):
@@ -217,12 +225,3 @@ def _can_render(creator: Any) -> bool:
     metadata = getattr(creator, "metadata", None)
     modes = metadata.get("render_modes") if isinstance(metadata, dict) else None
     return "rgb_array" in (modes or ())
-
-
-def _is_image(space: Any) -> bool:
-    return (
-        isinstance(space, gymnasium.spaces.Box)
-        and space.dtype == np.uint8
-        and len(space.shape) == 3
-        and space.shape[2] in (1, 3)
-    )

@@ -26,6 +26,7 @@ import numpy as np
 
 from kstep.envs.actions import BoxActions, DiscreteActions
 from kstep.envs.base import ControlEnv
+from kstep.envs.sight import drawn
 from kstep.types import Array, ObservationKind
 
 LIMIT = 60
@@ -60,6 +61,7 @@ class ToyEnv(ControlEnv):
         *,
         observation: ObservationKind,
         size: int,
+        resize: str | None,
         action_repeat: int,
         time_limit: int | None,
         seed: int,
@@ -72,8 +74,7 @@ class ToyEnv(ControlEnv):
         self._steps = 0
         super().__init__(
             observation=observation,
-            size=size,
-            state_dim=6 if self._glides else 4,
+            sight=drawn(observation, size, resize, numbers=6 if self._glides else 4),
             actions=DiscreteActions(len(ARROWS)) if self._arrows else BOX,
             action_repeat=action_repeat,
             ends_after=LIMIT,

@@ -11,9 +11,10 @@ from kstep.terminal import say, terminal
 
 def show(run: Path, *, episodes: int, seed: int, device: str = "cpu") -> None:
     """Evaluate the run's policy and print its returns; the same seed repeats the same starts."""
-    with opened(run, device, lanes=episodes) as (agent, lanes, counts):
-        result = evaluate(agent, lanes, evaluation_seeds(seed, -1, episodes))
     console = terminal()
+    with opened(run, device, lanes=episodes) as (agent, lanes, counts):
+        say(console, str(lanes[0].sight))
+        result = evaluate(agent, lanes, evaluation_seeds(seed, -1, episodes))
     say(
         console,
         f"{run} at {counts.env_steps:,} env steps, {counts.decisions:,} decisions, "

@@ -23,7 +23,8 @@ from kstep.run.folder import RunFolder
 from kstep.types import Counts
 from kstep.values import Count, encode
 
-Seconds = Annotated[float, at.Ge(0.0)]
+Seconds = Annotated[float, at.Ge(0.0), at.Le(1e10)]
+"""Up to three centuries: sums of these are finite."""
 
 
 @dataclass(frozen=True)

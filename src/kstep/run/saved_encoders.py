@@ -50,7 +50,7 @@ class Description:
     config: EncoderConfig
     augment: Augment
     stack: Annotated[int, at.Ge(1), at.Le(64)]
-    frame_shape: tuple[Side, Side, Annotated[int, at.Ge(3), at.Le(3)]]
+    frame_shape: tuple[Side, Side, Annotated[int, at.Ge(1), at.Le(256)]]
     angles: Mapping[str, Angle]
     counts: Counts = field(default_factory=Counts)
     digest: str = ""
@@ -75,8 +75,8 @@ class SavedEncoder:
     seed: int
     env_steps: int
     """The mark it was saved for."""
-    size: int
-    """Pixels per side of the frames it takes."""
+    frame_shape: tuple[int, ...]
+    """(H, W, C) of the frames it takes."""
     stack: int
     augment: Augment
     config: EncoderConfig
@@ -92,7 +92,12 @@ class SavedEncoder:
     @property
     def seen_shape(self) -> tuple[int, ...]:
         """Shape of a frame as the network sees it."""
-        return self.augment.seen_shape((self.size, self.size, 3))
+        return self.augment.seen_shape(self.frame_shape)
+
+    @property
+    def size(self) -> int:
+        """Pixels per side of the frames it takes."""
+        return side_of(self.frame_shape)
 
     def computes_as(self, config: EncoderConfig, stack: int, seen_shape: tuple[int, ...]) -> bool:
         """Whether an encoder of these settings could have the same weights."""
@@ -187,7 +192,7 @@ def _described(about: Description, encoder: Encoder) -> SavedEncoder:
         task=about.task,
         seed=about.seed,
         env_steps=about.mark,
-        size=about.frame_shape[0],
+        frame_shape=about.frame_shape,
         stack=about.stack,
         augment=about.augment,
         config=about.config,
@@ -213,15 +218,22 @@ def describe(path: Path) -> Description:
         elif written != FORMAT:
             raise KstepError(f"it has format {str(written)[:20]}, this version reads {FORMAT}")
         found: Description = decode(Description, about)
-        if found.frame_shape[0] != found.frame_shape[1]:
-            raise KstepError(f"frame_shape must be that of a square, not {found.frame_shape}")
-        rendered = found.augment.render_size(found.config.image_size)
-        if rendered != found.frame_shape[0]:
-            raise KstepError(
-                f"frame_shape must be what config and augment ask for, {rendered} pixels, not "
-                f"{found.frame_shape[0]}"
-            )
+        try:
+            found.seen_shape  # noqa: B018
+        except ValueError as error:
+            raise KstepError(f"frame_shape does not fit the augmentation: {error}") from error
     return found
+
+
+def side_of(frame_shape: tuple[int, ...]) -> int:
+    """Return the side of square images in colour, which is what analyses are made for."""
+    height, width, channels = frame_shape
+    if height != width or channels != 3:
+        raise KstepError(
+            f"analyses are made for square images with three colours, not {frame_shape}; train "
+            "with --set env.resize=square"
+        )
+    return height
 
 
 @cache

@@ -133,6 +133,7 @@ def train(run: Run, runtime: Runtime, console: Console | None = None) -> None:
                 data = reading.contents(encoder, reading.LARGEST_TENSORS)
                 run.tree.write(run.frozen_encoder, data)
             say(console, rendering)
+            say(console, str(env.sight))
             say(console, str(cleared.backend))
             system.record(run.tree, run.system_file, runtime.device, rendering)
             memory, stack = preflight.replay_config(experiment, runtime), experiment.method.stack
