@@ -30,7 +30,7 @@ CLOUDS, MARKS, POINTS = 24, 4, 800
 """At most so many clouds on a page, marks of one method, and states in a cloud."""
 
 
-def sections(folders: Iterable[Path], left_out: Callable[[str], None]) -> Section:
+def section(folders: Iterable[Path], left_out: Callable[[str], None]) -> Section:
     """Return everything that was written about encoders below some folders."""
     tables: dict[str, list[Row]] = {}
     for folder in folders:

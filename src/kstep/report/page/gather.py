@@ -48,7 +48,7 @@ def gather(
         if source not in every:
             raise KstepError(f"{source} does not exist")
     runs = records.read(every, left_out.append, read)
-    studied = analyses.sections([source for source in every if source.is_dir()], left_out.append)
+    studied = analyses.section([source for source in every if source.is_dir()], left_out.append)
     if not runs and not studied.figures and not studied.clouds:
         listed = ", ".join(map(str, sources))
         reason = f": {left_out[0]}" if left_out else ""
