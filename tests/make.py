@@ -14,6 +14,7 @@ from kstep.config import Experiment, resolve
 from kstep.data.replay import Replay
 from kstep.data.ring import ReplayConfig
 from kstep.methods import METHODS
+from kstep.methods.base import Method
 from kstep.native import Backend
 from kstep.rng import Streams
 from kstep.types import EnvSpec
@@ -67,12 +68,14 @@ def filled_replay(spec: EnvSpec, stack: int, episodes: int = 6, length: int = 12
 
 
 def agent_and_replay(
-    method: str, *overrides: str, seed: int = 3, backend: Backend = "torch"
+    method: str | Method, *overrides: str, seed: int = 3, backend: Backend = "torch"
 ) -> tuple[Agent, Replay]:
-    experiment = tiny(method, *overrides)
+    """Of a registered method at debug size, or of any as it is."""
+    experiment = tiny(method if isinstance(method, str) else "ksl", *overrides)
+    chosen = experiment.method if isinstance(method, str) else method
     spec = spec_for(experiment)
-    agent = Agent(experiment.method, spec, Streams(seed), encoder_backend=backend)
-    return agent, filled_replay(spec, experiment.method.stack)
+    agent = Agent(chosen, spec, Streams(seed), encoder_backend=backend)
+    return agent, filled_replay(spec, chosen.stack)
 
 
 def paper_agent(method: str, action_dim: int = 6) -> Agent:

@@ -1,18 +1,52 @@
 """Data-efficient reinforcement learning from pixels: k-Step Latent (KSL) and its peers."""
 
-from importlib import import_module
+from __future__ import annotations
+
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kstep.api import evaluate as evaluate
+    from kstep.api import train as train
+    from kstep.errors import KstepError as KstepError
     from kstep.interop.ksl import KSL as KSL
+    from kstep.methods.base import Method as Method
+    from kstep.registry import register_auxiliary as register_auxiliary
+    from kstep.registry import register_encoder as register_encoder
+    from kstep.registry import register_method as register_method
+    from kstep.run.callbacks import Callback as Callback
+    from kstep.run.callbacks import Progress as Progress
+    from kstep.run.evaluate import Evaluation as Evaluation
+    from kstep.run.folder import Run as Run
 
 __version__ = "0.1.0"
 
-_WHERE = {"KSL": "kstep.interop.ksl"}
-"""What users import from here and where it is; it is imported when it is first asked for."""
+# Where each public name is defined. It is imported when it is first asked for: `import kstep` and
+# the command line's own imports take no PyTorch.
+_HOMES = {
+    "KSL": "kstep.interop.ksl",
+    "Callback": "kstep.run.callbacks",
+    "Evaluation": "kstep.run.evaluate",
+    "KstepError": "kstep.errors",
+    "Method": "kstep.methods.base",
+    "Progress": "kstep.run.callbacks",
+    "Run": "kstep.run.folder",
+    "evaluate": "kstep.api",
+    "register_auxiliary": "kstep.registry",
+    "register_encoder": "kstep.registry",
+    "register_method": "kstep.registry",
+    "train": "kstep.api",
+}
+
+__all__ = [*sorted(_HOMES), "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_WHERE[name]), name)
+    if name not in _HOMES:
+        raise AttributeError(f"module 'kstep' has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -13,14 +13,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kstep.auxiliary.base import AuxiliaryTask, RewardSource, Shapes
-from kstep.data.batches import Batches, to_device
+from kstep.data.batches import to_device
 from kstep.data.replay import Replay
 from kstep.methods.base import Method
 from kstep.native import Backend
 from kstep.nets.base import Encoder, FixedFeatures
 from kstep.optimizers import Ema, Optimizers, below, slow_copy
 from kstep.ownership import optimizer_groups, slow_copies
-from kstep.rl.core import Core
+from kstep.rl.core import Core, Encoded
 from kstep.rng import Streams, derive
 from kstep.types import Array, EnvSpec, Metrics, SequenceBatch, TransitionBatch
 
@@ -71,7 +71,7 @@ class Agent:
         self.auxiliary_slow_encoder = self.slow_encoder
         if self.auxiliary is not None and self.auxiliary.slow_encoder_rate is not None:
             self.auxiliary_slow_encoder = slow_copy(self.encoder)
-        self.batches = Batches(method, streams, self.device)
+        self.batches = method.core.batches(method, streams, self.device)
         self._compose()
 
     def update(self, replay: Replay, *, every_part: bool = False) -> Update:
@@ -92,7 +92,7 @@ class Agent:
             metrics |= bonus
 
         # the critic, and with it the encoder
-        latent, found = self.update_critic(transitions)
+        encoded, found = self.update_critic(transitions)
         metrics |= found
 
         # the representation once more, from batches and with an optimizer of its own
@@ -101,7 +101,7 @@ class Agent:
 
         # the policy, and how random it should be
         if due.actor:
-            metrics |= self.update_actor(transitions, latent)
+            metrics |= self.update_actor(transitions, encoded)
 
         # the moving averages
         if due.slow:
@@ -111,7 +111,7 @@ class Agent:
             metrics |= self.update_auxiliary(batch.sequences)
 
         self.updates += 1
-        return Update(metrics, latent)
+        return Update(metrics, encoded.latent)
 
     def due(self, every_part: bool = False) -> Due:
         """Which parts the next update takes."""
@@ -123,13 +123,13 @@ class Agent:
             slow=every_part or number % method.learning.ema_every == 0,
         )
 
-    def update_critic(self, batch: TransitionBatch) -> tuple[Tensor, Metrics]:
+    def update_critic(self, batch: TransitionBatch) -> tuple[Encoded, Metrics]:
         """Take one step of the critic and of what it trains of the encoder."""
-        loss, latent, metrics = self.core.critic_loss(
+        loss, encoded, metrics = self.core.critic_loss(
             self.core_encoder, self.core_slow_encoder, batch, self.streams.learn
         )
         self.optimizers.minimize("critic", loss, partly=self.one_optimizer)
-        return latent, metrics
+        return encoded, metrics
 
     def update_auxiliary(self, batch: SequenceBatch) -> Metrics:
         """Take one step of the auxiliary task's heads and of the encoder."""
@@ -148,12 +148,13 @@ class Agent:
             Ema("auxiliary encoder", slow, self.encoder, task.slow_encoder_rate).step()
         return metrics
 
-    def update_actor(self, batch: TransitionBatch, latent: Tensor) -> Metrics:
+    def update_actor(self, batch: TransitionBatch, encoded: Encoded) -> Metrics:
         """Take one step of the actor and of whatever else the core steps beside the critic."""
         size = self.method.learning.batch_size  # the first view only, as in DrQ and KSL's code
+        encoded = Encoded(encoded.features[:size], encoded.latent[:size])
         metrics: Metrics = {}
         for name, loss, found in self.core.actor_losses(
-            self.core_encoder, batch.observation[:size], latent[:size], self.streams.learn
+            self.core_encoder, batch.observation[:size], encoded, self.streams.learn
         ):
             self.optimizers.minimize(name, loss)
             metrics |= found

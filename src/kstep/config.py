@@ -58,12 +58,12 @@ class Experiment:
         """Refuse what cannot work, naming the key and what is allowed."""
         check(self)
         method, env = self.method, self.env
-        method.check()
         if method.observation != env.observation:
             raise KstepError(
-                f"method '{method.name}' sees {method.observation}, "
-                f"the environment shows {env.observation}"
+                f"method.encoder.kind={method.encoder.kind} sees {method.observation}, but "
+                f"'{method.name}' sees {env.observation}: choose another method"
             )
+        method.check()
         if env.size != rendered_size(method):
             if method.observation != "pixels":
                 raise KstepError("env.size is for pixels: this method sees the state")
@@ -154,7 +154,8 @@ def resolve(
     overrides: Iterable[str] = (),
     frozen_encoder: FrozenEncoder | None = None,
 ) -> Experiment:
-    """Turn names into an experiment. Order: method, task's values, preset, overrides."""
+    """Turn names into an experiment. Order: method, task's values, another kind of encoder, preset,
+    all other overrides."""
     parsed = tasks.parse(task)
     chosen = methods.find(method).for_task(parsed.name)
     names.require(preset, PRESETS, "preset")
@@ -169,10 +170,13 @@ def resolve(
         preset=preset,
         frozen_encoder=frozen_encoder,
     )
-    experiment = PRESETS[preset](experiment)
+    overrides = list(overrides)
+    # First, so that a preset makes another encoder small too.
+    another = [text for text in overrides if text.partition("=")[0].strip() == ENCODER]
+    experiment = PRESETS[preset](override(experiment, another))
     if env_steps is not None:
         experiment = replace(experiment, env_steps=env_steps)
-    overrides = list(overrides)
+    overrides = [text for text in overrides if text not in another]
     experiment = override(experiment, overrides, FIXED)
     exploration = experiment.method.exploration
     if exploration is not None and exploration.env_steps is None:
@@ -184,11 +188,12 @@ def resolve(
     return experiment
 
 
+ENCODER = "method.encoder.kind"
+
 FIXED = {
     "preset": "use --preset",
     "method.base": "it is the method's name; choose another method",
     "method.variant": "it is the method's name; choose another method",
-    "method.encoder.kind": "it is what the method sees; choose another method",
     "method.auxiliary.kind": "it is the method's auxiliary task; choose another method",
     "method.core.kind": "it is the method's algorithm; choose another method",
     "env.task": "it is the task's name; choose another task",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 
+from kstep import plugins
 from kstep.errors import KstepError
 from kstep.values import near
 
@@ -32,6 +33,8 @@ METHOD_SUMMARIES = {
     "sac_pixel-original": "SAC-AE's code without its decoder: Soft Actor-Critic from pixels",
     "pi_sac-original": "PI-SAC with its authors' networks, pretraining and action repeats",
     "proto_rl-original": "Proto-RL with its authors' settings",
+    "drq_v2": "DrQ-v2: deterministic policy gradients on shifts, n-step returns, falling noise",
+    "ksl_drq_v2": "k-Step Latent beside DrQ-v2",
     **{
         f"ksl-k{k}-l{layers}": f"KSL, k = {k}, {layers} shared critic layers"
         for k in (1, 3, 5)
@@ -45,6 +48,14 @@ METHOD_SUMMARIES = {
     "ksl-two-views": "KSL, two views in the critic's loss",
 }
 
+ENCODER_SUMMARIES = {
+    "convolutional": "The paper's: four 3x3 convolutions, a linear layer, LayerNorm.",
+    "compact": "The same with a second stride of 2, as the preset cpu has it.",
+    "impala": "The residual network of IMPALA.",
+    "state": "None: state vectors as they are.",
+}
+"""What `method.encoder.kind` may be."""
+
 PRESET_SUMMARIES = {
     "paper": "The paper's sizes.",
     "cpu": "The compact encoder: a second stride of 2, about a third of the arithmetic.",
@@ -52,15 +63,41 @@ PRESET_SUMMARIES = {
 }
 
 
-def check_method(name: str) -> None:
-    """Raise if no method has this name; methods that were registered in this process count."""
+def methods() -> dict[str, str]:
+    """Return every method with a line about it: ours, those that installed packages name, and those
+    that were registered in this process."""
     registry = sys.modules.get("kstep.methods")
-    require(name, METHOD_SUMMARIES if registry is None else registry.METHODS, "method")
+    registered = {} if registry is None else registry.METHODS
+    others = {name: f"from {package}" for name, package in plugins.methods().items()}
+    for name, method in registered.items():
+        if name not in METHOD_SUMMARIES:
+            source = others.get(name, "registered in this process")
+            others[name] = f"{method.summary} ({source})" if method.summary else source
+    return METHOD_SUMMARIES | others
 
 
-def require(name: str, known: Iterable[str], what: str) -> None:
+def encoders() -> dict[str, str]:
+    """Return every encoder with a line about it, those that were registered in this process too."""
+    base = sys.modules.get("kstep.nets.base")
+    kinds = {} if base is None else base.EncoderConfig.kinds
+    others = {
+        name: f"{(kind.__doc__ or '').partition(chr(10))[0]} ({kind.__module__})".strip()
+        for name, kind in kinds.items()
+        if name not in ENCODER_SUMMARIES
+    }
+    return ENCODER_SUMMARIES | others
+
+
+def check_method(name: str) -> None:
+    """Raise if no method has this name."""
+    if name not in methods():
+        plugins.load_modules()
+    require(name, methods(), "method", plugins.complaints())
+
+
+def require(name: str, known: Iterable[str], what: str, more: str = "") -> None:
     """Raise if `name` is not one of the known ones, with the nearest of them."""
     known = list(known)
     if name not in known:
-        hint = near(name, known)
-        raise KstepError(f"unknown {what} '{name}'.{hint} {what.title()}s: {', '.join(known)}")
+        hint, listed = near(name, known), f"{what.title()}s: {', '.join(known)}"
+        raise KstepError(f"unknown {what} '{name}'.{hint} {listed}{more}")

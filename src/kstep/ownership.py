@@ -94,10 +94,11 @@ def slow_copies(
     """Return what is a moving average of what: all that moves and has a slow copy."""
     rate, trains = method.encoder.ema_rate, method.learning.critic_trains
     copies = core.slow_copies()
-    # The head belongs to the critic where it is all that the critic trains, or where the paper
-    # counts it among the critic's layers (D46).
-    if trains == "head" or method.encoder.head_of_critic:
-        online, slow = encoder.stages(), slow_encoder.stages()
+    online, slow = encoder.stages(), slow_encoder.stages()
+    of_critic = method.encoder.head_of_critic or method.core.head_of_critic
+    # The head belongs to the critic where it is all that the critic trains, or where the authors
+    # count it among the critic's layers (D46, D55).
+    if trains == "head" or (of_critic and online):
         copies.append(Ema("head", slow["head"], online["head"], method.core.ema_rate))
         if trains == "all" or auxiliary is not None:
             name = "convolutions"

@@ -23,6 +23,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import annotated_types as at
 
+from kstep import plugins
 from kstep.errors import KstepError
 
 T = TypeVar("T")
@@ -31,6 +32,8 @@ LARGEST = 2**63 - 1
 """Of whole numbers: what a column of a table of results can hold."""
 Positive = Annotated[int, at.Ge(1), at.Le(LARGEST)]
 Count = Annotated[int, at.Ge(0), at.Le(LARGEST)]
+Threads = Annotated[int, at.Ge(1), at.Le(1024)]
+"""Of the processor: the system ends a process that asks for more than it can have."""
 Rate = Annotated[float, at.Ge(0.0)]
 """A learning rate, or another number that must not be negative."""
 Fraction = Annotated[float, at.Ge(0.0), at.Le(1.0)]
@@ -57,15 +60,21 @@ class Family(abc.ABC):
 
     kind: ClassVar[str]
     kinds: ClassVar[dict[str, type[Any]]]
+    named: ClassVar[dict[str, Any]]
+    """Values with a name of their own, which stands for a kind with some settings changed."""
 
     def __init_subclass__(cls) -> None:
         if Family in cls.__bases__:
-            cls.kinds = {}
+            cls.kinds, cls.named = {}, {}
         elif "kind" in cls.__dict__:
             present = cls.kinds.setdefault(cls.kind, cls)
-            if present.__qualname__ != cls.__qualname__:
-                raise TypeError(f"the kind '{cls.kind}' is taken by {present.__qualname__}")
+            if _place(present) != _place(cls):  # a class that is defined again replaces itself
+                raise KstepError(f"the kind '{cls.kind}' is taken by {_place(present)}")
             cls.kinds[cls.kind] = cls
+
+
+def _place(cls: type[Any]) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def encode(value: Any, *, complete: bool = False) -> Any:
@@ -313,11 +322,18 @@ def _decode_kind(family: type[Family], data: Any, where: str) -> Any:
     if not isinstance(data, Mapping):
         raise KstepError(f"{where} must be a group of settings, not {_shown(data)}")
     kind = data.get("kind")
-    if not isinstance(kind, str) or kind not in family.kinds:
-        hint = near(kind, family.kinds) if isinstance(kind, str) else ""
+    if isinstance(kind, str) and kind not in {*family.kinds, *family.named}:
+        plugins.load()  # it may be somebody else's
+    known = [*family.kinds, *family.named]
+    if not isinstance(kind, str) or kind not in known:
+        hint = near(kind, known) if isinstance(kind, str) else ""
         raise KstepError(
-            f"{where}.kind must be one of {', '.join(family.kinds)}, not {_shown(kind)}.{hint}"
+            f"{where}.kind must be one of {', '.join(known)}, not {_shown(kind)}.{hint}"
+            f"{plugins.complaints()}"
         )
+    if kind in family.named:
+        data = {**encode(family.named[kind]), **data, "kind": family.named[kind].kind}
+        kind = data["kind"]
     fields = {key: value for key, value in data.items() if key != "kind"}
     return _decode_dataclass(family.kinds[kind], fields, where)
 

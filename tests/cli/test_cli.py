@@ -239,6 +239,7 @@ def test_show_diff(capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "ksl", "toy_reach", "--set", "method.variant=x"], "cannot be set"),
         (["sweep", "main", "--retries", "-1"], "--retries must be at least 0"),
         (["sweep", "main", "--seeds", "1-999999999"], "more than 10,000 seeds"),
+        (["sweep", "main", "--threads", "99999"], "--threads must be at most 1024"),
         (["bench", "--rounds", "0"], "--rounds must be at least 1"),
         (["bench", "--threads", "1", "0"], "--threads[1] must be at least 1"),
         (["analyze", "reward", "--output", "x"], "unknown question 'reward'"),

@@ -3,13 +3,15 @@
 Each method twice: in double precision, where rounding leaves ten digits to compare, and in single
 precision, as training computes, where it leaves two.
 
-`python -m tests.contract.test_golden` writes both files from scratch. Do that only when the numbers
-were meant to change, and name the reason in the commit.
+`python -m tests.contract.test_golden METHOD ...` adds traces of new methods to both files; without
+a name it writes both from scratch. Do that only when the numbers were meant to change, and name the
+reason in the commit.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,14 +91,16 @@ def test_double_precision_notices_a_millionth() -> None:
         assert found[key] == pytest.approx(golden[key], rel=1e-5), key
 
 
-def write(chosen: Precision) -> None:
-    """Compute every trace of one precision and store them."""
+def write(chosen: Precision, methods: list[str]) -> None:
+    """Compute some traces of one precision and store them, in the registry's order."""
+    stored = json.loads(chosen.file.read_text())
     with chosen.within():
-        traces = {method: trace(*agent_and_replay(method)) for method in METHODS}
+        stored |= {method: trace(*agent_and_replay(method)) for method in methods}
+    traces = {method: stored[method] for method in METHODS}
     chosen.file.write_text(json.dumps(traces, indent=1) + "\n")
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     for chosen in PRECISIONS.values():
-        write(chosen)
+        write(chosen, sys.argv[1:] or list(METHODS))

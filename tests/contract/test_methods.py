@@ -14,6 +14,7 @@ from kstep.agent import Agent
 from kstep.data.batches import Batch
 from kstep.methods import METHODS
 from kstep.optimizers import Ema, Optimizers
+from kstep.rl.core import Encoded
 from kstep.rl.sac import SAC
 from kstep.rng import Streams
 from kstep.types import TransitionBatch
@@ -73,9 +74,14 @@ def prepared(agent: Agent, drawn: Batch) -> TransitionBatch:
 
 
 @torch.no_grad()
-def latents(agent: Agent, transitions: TransitionBatch) -> Tensor:
-    latent: Tensor = agent.core_encoder(transitions.observation)
-    return latent
+def encoded(agent: Agent, transitions: TransitionBatch) -> Encoded:
+    features = agent.core_encoder.features(transitions.observation)
+    return Encoded(features, agent.core_encoder.latent(features))
+
+
+def actor_groups(agent: Agent) -> list[str]:
+    """What is stepped beside the critic."""
+    return list(agent.core.groups(agent.method.learning))
 
 
 @every_method
@@ -83,10 +89,10 @@ def test_each_loss_moves_what_it_owns_and_nothing_else(method: str) -> None:
     agent, replay = agent_and_replay(method)
     drawn = agent.batches.draw(replay, sequences=True)
     transitions = prepared(agent, drawn)
-    latent = latents(agent, transitions)
+    seen = encoded(agent, transitions)
     parts: dict[str, Callable[[], object]] = {
         "critic": lambda: agent.update_critic(transitions),
-        "actor+temperature": lambda: agent.update_actor(transitions, latent),
+        "+".join(actor_groups(agent)): lambda: agent.update_actor(transitions, seen),
     }
     one = agent.one_optimizer
     if agent.auxiliary is not None and not one:
@@ -114,6 +120,7 @@ EXPECTED_FLOW = {
     "sac_ae": {"encoder", "decoder"},
     "pi_sac": {"encoder", "forward_head", "backward_head"},
     "proto_rl": {"convolutions", "projector", "predictor", "prototypes"},
+    "ksl_drq_v2": {"encoder", "transition", "projector", "predictor"},
 }
 
 
@@ -165,9 +172,10 @@ def test_slow_copies_move_in_their_turn_and_by_their_rate(
     rates = {ema.name: ema.rate for ema in agent.slow_copies}
     assert rates["critic"] == agent.method.core.ema_rate
     assert rates.get("encoder", rates.get("convolutions")) == agent.method.encoder.ema_rate
-    # Layers that the paper counts among the critic's follow at the critic's rate (D46, D49).
+    # Layers that the authors count among the critic's follow at the critic's rate.
     assert rates.get("head", agent.method.core.ema_rate) == agent.method.core.ema_rate
-    assert ("head" in rates) == (method == "ksl-conv" or method.startswith("proto_rl"))
+    of_critic = method == "ksl-conv" or agent.method.core.head_of_critic  # D46, D55
+    assert ("head" in rates) == (of_critic or method.startswith("proto_rl"))
 
 
 @every_method
@@ -185,7 +193,9 @@ def test_rate_zero_freezes_the_slow_copies(method: str) -> None:
 @every_method
 def test_learning_rate_zero_moves_nothing(method: str) -> None:
     auxiliary = METHODS[method].auxiliary
-    rates = ["learning.learning_rate", "core.temperature_learning_rate"]
+    rates = ["learning.learning_rate"]
+    if METHODS[method].core.kind == "sac":
+        rates.append("core.temperature_learning_rate")
     if auxiliary is not None:
         rates.append("auxiliary.learning_rate")
         if not auxiliary.one_optimizer:  # there the encoder has but one
@@ -315,7 +325,7 @@ def test_the_actors_share_what_they_declare() -> None:
     # One actor update leaves every convolution and every critic weight as it was (facts 17.4).
     batch = released.batches.draw(replay, sequences=False).transitions
     before = weights(released)
-    released.update_actor(batch, latents(released, batch))
+    released.update_actor(batch, encoded(released, batch))
     changed = moved(before, weights(released))
     assert all(key.startswith(("core/actor", "core/log_temperature")) for key in changed)
 
@@ -342,6 +352,8 @@ PASSES = {
     "sac_ae": (4.5, 2, 5, 2),
     "pi_sac-original": (6, 2, 6, 2),
     "proto_rl": (3, 0.5, 4, 0.5),
+    "drq_v2": (2, 1, 2, 1),
+    "ksl_drq_v2": (6, 2, 6, 2),
 }
 
 
@@ -394,10 +406,10 @@ def test_no_loss_and_no_reward_writes_weights(method: str) -> None:
     drawn = agent.batches.draw(replay, sequences=True)
     batch, encoder, learn = prepared(agent, drawn), agent.core_encoder, agent.streams.learn
     losses = ["critic"]
-    _, latent, _ = agent.core.critic_loss(encoder, agent.core_slow_encoder, batch, learn)
-    for name, _, _ in agent.core.actor_losses(encoder, batch.observation, latent, learn):
+    _, seen, _ = agent.core.critic_loss(encoder, agent.core_slow_encoder, batch, learn)
+    for name, _, _ in agent.core.actor_losses(encoder, batch.observation, seen, learn):
         losses.append(name)
-    assert losses == ["critic", "actor", "temperature"]
+    assert losses == ["critic", *actor_groups(agent)]
     if task := agent.auxiliary:
         assert drawn.sequences is not None
         encode = agent.encoder.features if task.sees == "features" else agent.encoder
@@ -472,6 +484,7 @@ ORDERS = {
     "ksl-one-optimizer": ["critic", "critic", "actor", "temperature", "slow"],
     "proto_rl": ["auxiliary", "critic", "actor", "temperature", "slow"],
     "sac_state": ["critic", "actor", "temperature", "slow"],
+    "ksl_drq_v2": ["critic", "auxiliary", "actor", "slow"],
 }
 
 

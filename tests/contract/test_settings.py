@@ -156,6 +156,7 @@ def learning(experiment: Experiment) -> Iterator[Numbers]:
     spec = spec_for(experiment)
     agent = Agent(experiment.method, spec, Streams(experiment.seed))
     replay = replay_of(spec, experiment.method.stack)
+    agent.core.decisions = 4500  # on the way of every schedule
 
     def numbers() -> Numbers:
         found = {
@@ -236,6 +237,7 @@ OF_THE_LOOP = (
     "method.learning.initial_decisions",
     "method.learning.replay_capacity",
     "method.learning.burst",
+    "method.learning.update_every",
     "method.auxiliary.pretraining",
     "method.exploration.env_steps",
 )

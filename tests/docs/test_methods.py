@@ -28,7 +28,6 @@ from kstep.config import resolve
 from kstep.methods import METHODS
 from kstep.methods.ablations import ABLATIONS
 from kstep.rng import Streams
-from kstep.run import train
 from kstep.run.health import Health
 from kstep.types import EnvSpec, KstepError
 from kstep.values import difference
@@ -227,7 +226,7 @@ class Scalars:
 
     names: ClassVar[set[str]] = set()
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: str, purge_step: int | None) -> None:
         pass
 
     def add_scalar(self, path: str, value: float, env_steps: int) -> None:
@@ -243,7 +242,7 @@ def of_the_loop(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     folder = tmp_path_factory.mktemp("logged") / "run"
     options = ["--preset", "debug", "--env-steps", "200", "--threads", "1", "--tensorboard"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "tensorboard", Scalars)
+        patch.setattr("torch.utils.tensorboard.SummaryWriter", Scalars)
         cli.main(["train", "sac_state", "toy_reach", *options, "--folder", str(folder)])
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     written = {key for line in lines for key in json.loads(line) if "/" in key}

@@ -29,6 +29,7 @@ BUDGET = 16
 KSL = ["ksl", "--set", "method.auxiliary.sampling=any"]
 FAMILIES = {"plain": ["sac_pixel"], "auxiliary": KSL, "two-phase": ["proto_rl"]}
 FAMILIES |= {"state": ["sac_state"], "replay on disk": [*KSL, "--replay", "disk"]}
+FAMILIES |= {"schedules": ["ksl_drq_v2", "--set", "method.core.noise.decisions=12"]}
 
 
 def command(method: list[str], folder: str = "run") -> list[str]:

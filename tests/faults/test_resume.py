@@ -82,8 +82,8 @@ def test_what_only_changes_rounding_is_said() -> None:
 
 
 def test_a_renderer_is_known_by_what_draws_not_by_its_speed() -> None:
-    config = experiment().env
-    assert envs.renderer(config) == "the toy's own"
+    config = experiment()
+    assert envs.renderer(config.env) == "the toy's own"
     assert provenance.here(config, "cpu", 3).threads == 3
     suite = envs.renderer(envs.EnvConfig("cartpole_swingup"))
     assert suite

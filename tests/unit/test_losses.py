@@ -15,6 +15,7 @@ from kstep.auxiliary.ksl import KSL, DenseTransitionConfig, KSLConfig, Transitio
 from kstep.nets.base import Encoder
 from kstep.nets.heads import Actor
 from kstep.nets.state import StateEncoder, StateEncoderConfig
+from kstep.rl.core import Encoded
 from kstep.rl.sac import SAC, SACConfig
 from kstep.types import KstepError, SequenceBatch, TransitionBatch
 from kstep.values import check
@@ -106,7 +107,8 @@ def test_actor_and_temperature_loss_by_hand() -> None:
     noise = torch.randn(1, 1, generator=generator).item()
     generator.manual_seed(9)
     observation = torch.zeros(1, 1, 3)
-    losses = core.actor_losses(encoder, observation, encoder(observation), generator)
+    seen = Encoded(encoder.features(observation), encoder(observation))
+    losses = core.actor_losses(encoder, observation, seen, generator)
     (_, loss, metrics), (_, temperature_loss, _) = losses
     u = 0.5 + math.exp(-10) * noise
     log_prob = -0.5 * noise**2 + 10 - 0.5 * math.log(2 * math.pi) - math.log(1 - math.tanh(u) ** 2)

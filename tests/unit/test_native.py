@@ -302,11 +302,12 @@ def stacks(number: int, size: int = 40) -> Tensor:
     return torch.randint(0, 256, shape, dtype=torch.uint8, generator=draw)
 
 
+@pytest.mark.parametrize("centred", [False, True])
 @pytest.mark.parametrize("strides", [(2, 1, 1, 1), (2, 2, 1, 1)])
 def test_gradients_flow_through_the_encoder_as_with_torch(
-    kernels: Library, strides: tuple[int, ...]
+    kernels: Library, strides: tuple[int, ...], centred: bool
 ) -> None:
-    ours, theirs = encoders(strides=strides)
+    ours, theirs = encoders(strides=strides, centred=centred)
     images = stacks(4)
     for net in (ours, theirs):
         net(images).square().sum().backward()

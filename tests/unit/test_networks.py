@@ -42,12 +42,13 @@ def test_the_compact_encoder_does_less_than_a_third_of_the_arithmetic() -> None:
     assert encoder(strides=(2, 2, 1, 1)).feature_shape == (16, 16, 32)
 
 
-def test_features_equal_a_plain_convolution_stack() -> None:
+@pytest.mark.parametrize("centred", [False, True])
+def test_features_equal_a_plain_convolution_stack(centred: bool) -> None:
     """The layout tricks change nothing: compare with textbook NCHW code on float64."""
     torch.manual_seed(0)
-    net = encoder(init="default", tanh=False).double()
+    net = encoder(init="default", tanh=False, centred=centred).double()
     images = torch.randint(0, 256, (2, 3, 84, 84, 3), dtype=torch.uint8)
-    x = images.permute(0, 1, 4, 2, 3).reshape(2, 9, 84, 84).double() / 255
+    x = images.permute(0, 1, 4, 2, 3).reshape(2, 9, 84, 84).double() / 255 - 0.5 * centred
     for layer in net.convolutions:
         layer = expect(nn.Conv2d, layer)
         x = torch.relu(nn.functional.conv2d(x, layer.weight, layer.bias, layer.stride))

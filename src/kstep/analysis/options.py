@@ -8,7 +8,7 @@ from pathlib import Path
 from tyro.conf import Positional
 
 from kstep.style import ThemeName
-from kstep.values import Count, Positive
+from kstep.values import Count, Positive, Threads
 
 
 @dataclass(frozen=True)
@@ -42,4 +42,4 @@ class Request:
     """How many states perturbation changes, evenly spaced over the set; the paper: all of them."""
     theme: ThemeName = "light"
     """The background of figures: light or dark."""
-    threads: Positive | None = None
+    threads: Threads | None = None

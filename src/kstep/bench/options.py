@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
 from kstep.style import ThemeName
-from kstep.values import Positive
+from kstep.values import Positive, Threads
 
 Section: TypeAlias = Literal["methods", "split", "encoder", "plain", "memory", "renderers", "cost"]
 SECTIONS: tuple[Section, ...] = get_args(Section)
@@ -19,7 +19,7 @@ class Options:
 
     only: tuple[Section, ...] = ()
     """Sections to measure; the default is all of them."""
-    threads: tuple[Positive, ...] = ()
+    threads: tuple[Threads, ...] = ()
     """Numbers of threads; the default is 1 and all cores. The encoder is measured with each,
     everything else with the largest."""
     rounds: Positive | None = None

@@ -36,7 +36,7 @@ class Show:
 
 @dataclass(frozen=True)
 class List:
-    """List methods, tasks, presets or experiments.
+    """List methods, encoders, tasks, presets or experiments.
 
     Example: kstep list methods
     """

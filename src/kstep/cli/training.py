@@ -13,7 +13,7 @@ from tyro.conf import OmitArgPrefixes, Positional
 from kstep import names
 from kstep.run.runtime import RunRequest, Runtime
 from kstep.terminal import say, terminal
-from kstep.values import Count, Positive
+from kstep.values import Count, Positive, Threads
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Selfcheck:
     """The run is kept below this folder; if interrupted, the same command resumes it."""
     device: str = "cpu"
     """cpu, cuda or mps."""
-    threads: Positive | None = None
+    threads: Threads | None = None
     """Processor threads; the default uses all cores."""
 
     def __call__(self) -> None:

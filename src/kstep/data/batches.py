@@ -14,11 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kstep.data.replay import Replay, Sequences, Stacks
+from kstep.data.replay import Replay, Rule, Sequences, Stacks
 from kstep.rng import Streams
 from kstep.types import Array, SequenceBatch, TransitionBatch
 
 if TYPE_CHECKING:
+    from kstep.data.augment import Augment
     from kstep.methods.base import Method
 
 
@@ -44,9 +45,7 @@ class Batches:
         """Draw a batch; with `sequences` also what the auxiliary task learns from."""
         auxiliary, streams = self.auxiliary, self.streams
         if auxiliary is not None and auxiliary.shares_windows:
-            drawn = replay.sequences(self.size, auxiliary.horizon, streams.replay)
-            view = self.augment.train_view(drawn.observation, streams.augment)
-            windows = self._sequences(drawn, view)
+            windows = self._sequences(replay, auxiliary.horizon, self.augment)
             return Batch(_first_transition(windows), windows)
         drawn = replay.sequences(self.size, 1, streams.replay)
         transitions = self._transitions(drawn)
@@ -54,10 +53,8 @@ class Batches:
             return Batch(transitions, None)
         if self.own is None:
             return Batch(transitions, self._same_views(transitions, drawn.observation.at(0)))
-        own, rule = self.own, self.own.sampling
-        drawn = replay.sequences(self.size, own.horizon, streams.replay, rule=rule)
-        view = own.augment.train_view(drawn.observation, streams.augment)
-        return Batch(transitions, self._sequences(drawn, view))
+        own = self.own
+        return Batch(transitions, self._sequences(replay, own.horizon, own.augment, own.sampling))
 
     def _transitions(self, drawn: Sequences) -> TransitionBatch:
         """Make `views` random views of each observation, one after the other."""
@@ -79,7 +76,11 @@ class Batches:
             bootstrap=bootstrap.repeat(views),
         )
 
-    def _sequences(self, drawn: Sequences, view: Array) -> SequenceBatch:
+    def _sequences(
+        self, replay: Replay, horizon: int, augment: Augment, rule: Rule = "any"
+    ) -> SequenceBatch:
+        drawn = replay.sequences(self.size, horizon, self.streams.replay, rule=rule)
+        view = augment.train_view(drawn.observation, self.streams.augment)
         rest = (drawn.action, drawn.reward, drawn.bootstrap)
         observation, action, reward, bootstrap = to_device(self.device, view, *rest)
         return SequenceBatch(observation, action, reward, bootstrap, second_view=observation[:, 0])

@@ -85,17 +85,17 @@ class Replay(Ring):
         """
         if k < 1:
             raise ValueError(f"a sequence needs k of at least 1, got {k}")
-        start = self._starts(n, k, rng, rule)
+        start = self.starts(n, k, rng, rule)
         frames = start[:, None] + np.arange(k + 1)
         slots = frames[:, :-1] % self.slots
         return Sequences(
-            observation=self._stacks(frames),
+            observation=self.stacks(frames),
             action=self._action[slots],
             reward=self._reward[slots],
             bootstrap=self._bootstrap[slots],
         )
 
-    def _starts(self, n: int, k: int, rng: np.random.Generator, rule: Rule) -> Array:
+    def starts(self, n: int, k: int, rng: np.random.Generator, rule: Rule) -> Array:
         """Draw the first frames (n,) of stretches of k decisions."""
         # Per episode the starts are one range of frames, low .. low + count - 1. There are far
         # fewer episodes than frames, so they can be listed again for every draw.
@@ -128,7 +128,7 @@ class Replay(Ring):
         starts: Array = low[episode] + within
         return starts
 
-    def _stacks(self, frames: Array) -> Stacks:
+    def stacks(self, frames: Array) -> Stacks:
         """Return the stacks that end at these frames (...): (..., S, *frame_shape)."""
         # An episode's first frame stands in for those before it.
         back = np.minimum(self._t[frames % self.slots][..., None], self._back)
@@ -137,7 +137,7 @@ class Replay(Ring):
 
     def newest_stack(self) -> Array:
         """Return the observation the agent is looking at now, (S, *frame_shape)."""
-        stack: Array = self._stacks(np.array([self._total - 1])).together()[0]
+        stack: Array = self.stacks(np.array([self._total - 1])).together()[0]
         return stack
 
     def largest_reward(self) -> float:

@@ -200,6 +200,14 @@ class Ring:
         else:
             self._held -= 1
 
+    def steps(self, frames: Array) -> tuple[Array, Array, Array, Array]:
+        """Return action, reward and bootstrap of the decisions at consecutive frames (B, T), and
+        whether each is one of the episode of the first (B, T); where not, the rest says nothing."""
+        slots, following = frames % self.slots, frames + 1
+        t = self._t[following % self.slots] - self._t[slots[:, :1]]
+        inside = (following < self._total) & (t == np.arange(1, frames.shape[1] + 1))
+        return self._action[slots], self._reward[slots], self._bootstrap[slots], inside
+
     def export(self, since: int) -> dict[str, Array]:
         """Return copies of everything stored about the frames from `since` on.
 

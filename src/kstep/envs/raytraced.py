@@ -19,6 +19,7 @@ import mujoco
 import numpy as np
 from scipy.ndimage import uniform_filter
 
+from kstep import extras
 from kstep.errors import KstepError
 from kstep.types import Array
 
@@ -222,8 +223,7 @@ def _import_tracer() -> tuple[Any, Any, Any]:
         from mujoco_warp._src import bvh
     except ImportError as error:
         raise KstepError(
-            f"ray-traced frames need mujoco_warp ({error}); install it with the extra "
-            "fast-render: pip install 'kstep[fast-render]'"
+            f"ray-traced frames need mujoco_warp ({error}): {extras.command('fast-render')}"
         ) from error
     return warp, mujoco_warp, bvh
 

@@ -6,13 +6,15 @@ A plain name is the controlled setting: the KSL paper's values wherever the meth
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
-from kstep import names
+from kstep import names, plugins
 from kstep.methods.ablations import ABLATIONS
 from kstep.methods.base import LearningConfig, Method
 from kstep.methods.curl import CURL, CURL_ORIGINAL
 from kstep.methods.drq import DRQ, DRQ_ORIGINAL
+from kstep.methods.drq_v2 import DRQ_V2, KSL_DRQ_V2
 from kstep.methods.ksl import KSL, KSL_RELEASED, KSL_RESULTS
 from kstep.methods.pi_sac import PI_SAC, PI_SAC_ORIGINAL
 from kstep.methods.proto_rl import PROTO_RL, PROTO_RL_ORIGINAL
@@ -20,8 +22,17 @@ from kstep.methods.rad import RAD, RAD_ORIGINAL
 from kstep.methods.sac import SAC_PIXEL, SAC_STATE, SAC_STATE_ORIGINAL
 from kstep.methods.sac_ae import SAC_AE, SAC_AE_ORIGINAL, SAC_PIXEL_ORIGINAL
 from kstep.types import EnvSpec, KstepError
+from kstep.values import check
 
-__all__ = ["METHODS", "VARIANT_OF", "LearningConfig", "Method", "find", "refuse_actions"]
+__all__ = [
+    "METHODS",
+    "VARIANT_OF",
+    "LearningConfig",
+    "Method",
+    "find",
+    "refuse_actions",
+    "register",
+]
 
 READINGS = (KSL, KSL_RESULTS, KSL_RELEASED)
 CONTROLLED = (RAD, DRQ, CURL, SAC_AE, SAC_STATE, SAC_PIXEL, PI_SAC, PROTO_RL)
@@ -35,10 +46,11 @@ ORIGINALS = (
     PI_SAC_ORIGINAL,
     PROTO_RL_ORIGINAL,
 )
+OTHER_CORES = (DRQ_V2, KSL_DRQ_V2)
 
 METHODS: dict[str, Method] = {
     method.name: replace(method, summary=names.METHOD_SUMMARIES[method.name])
-    for method in (*READINGS, *CONTROLLED, *ORIGINALS, *ABLATIONS)
+    for method in (*READINGS, *CONTROLLED, *ORIGINALS, *OTHER_CORES, *ABLATIONS)
 }
 
 VARIANT_OF: dict[str, str] = {
@@ -66,7 +78,37 @@ def refuse_actions(method: Method, spec: EnvSpec, env: object) -> None:
 NAMES = {"box": "continuous", "discrete": "discrete"}
 
 
+def register(method: Method) -> None:
+    """Add a method to the registry under its name, which must be free."""
+    name = method.name
+    if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name) is None:
+        raise KstepError(
+            f"'{name}' cannot be a method's name: letters, digits, '_', '-' and '.' are allowed"
+        )
+    if name in names.METHOD_SUMMARIES or METHODS.get(name, method) != method:
+        raise KstepError(f"there is another method called '{name}'")
+    check(method)
+    method.check()
+    METHODS[name] = method
+
+
 def find(name: str) -> Method:
     """Return the method called `name`, or raise with the names there are."""
-    names.require(name, METHODS, "method")
+    if name not in METHODS:
+        _take_plugins()
+    names.require(name, METHODS, "method", plugins.complaints())
     return METHODS[name]
+
+
+def _take_plugins() -> None:
+    """Register the methods that installed packages name; what is wrong with one is kept for who
+    asks for it."""
+    for name, value in plugins.load().items():
+        try:
+            if not isinstance(value, Method) or value.name != name:
+                called = f"the method '{value.name}'" if isinstance(value, Method) else repr(value)
+                raise KstepError(f"it is {called[:100]}")
+            register(value)
+        except KstepError as error:
+            package = plugins.methods()[name]
+            plugins.problems[name] = f"the method '{name}' of {package} cannot be used: {error}"

@@ -8,12 +8,13 @@ from typing import Any, Literal
 
 from kstep.auxiliary.base import AuxiliaryConfig
 from kstep.data.augment import Augment, NoAugment
+from kstep.nets import trunks as trunks  # further kinds of encoders
 from kstep.nets.base import EncoderConfig
 from kstep.nets.encoder import PixelEncoderConfig
 from kstep.rl.core import CoreConfig
 from kstep.rl.sac import SACConfig
 from kstep.types import KstepError, ObservationKind
-from kstep.values import DERIVED, BelowOne, Count, Name, Positive, Rate, change
+from kstep.values import DERIVED, LATER, BelowOne, Count, Name, Positive, Rate, change
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ class LearningConfig:
     as given: the convolutions' features (`head`, Proto-RL), or the whole encoder (`nothing`)."""
     initial_decisions: Positive = 1000
     """Random actions before learning starts (D14)."""
+    update_every: Positive = field(default=1, metadata=LATER)
+    """Decisions from one update to the next."""
     burst: Count = 0
     """Updates in a row when learning starts, each with all its parts."""
 

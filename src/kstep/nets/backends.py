@@ -26,6 +26,8 @@ class NativeEncoder(PixelEncoder):
         layers = cast(Sequence[nn.Conv2d], self.convolutions)
         weights = [layer.weight for layer in layers]
         biases = [cast(Tensor, layer.bias) for layer in layers]
+        if self.config.centred:  # the kernels read [0, 1]: what that adds is taken off again
+            biases[0] = biases[0] - 0.5 * weights[0].sum((1, 2, 3))
         if native.usable(observation, [*weights, *biases]):
             return native.features(observation, self.config.strides, weights, biases)
         return super().features(observation)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from torch import Tensor, nn
 
 from kstep.native import Backend
-from kstep.types import ObservationKind
+from kstep.types import KstepError, ObservationKind
 from kstep.values import Family
 
 if TYPE_CHECKING:
@@ -29,6 +29,14 @@ class Encoder(nn.Module):
         """Its two stages, `convolutions` and `head`, as optimizers own them; empty if there is
         nothing to learn."""
         return {}
+
+    def another_head(self) -> nn.Module:
+        """Return a second stage like its own, with weights from torch's current generator, for an
+        actor that shares features only."""
+        raise KstepError(
+            f"{type(self).__name__} has no second stage of which another could be made: "
+            "method.core.actor_encoder must be share_all"
+        )
 
     def features(self, observation: Tensor) -> Tensor:
         """Observations (B, S, ...) to features (B, F)."""

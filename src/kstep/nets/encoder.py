@@ -16,9 +16,9 @@ Here the convolutions are PyTorch's; backends.py computes the same in other ways
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import ClassVar, Literal, cast
+from typing import TYPE_CHECKING, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,10 @@ from kstep.nets.base import Encoder, EncoderConfig
 from kstep.nets.init import Init, initialize
 from kstep.nets.parts import ConvolutionalHead, FilterResponseNorm
 from kstep.types import KstepError, ObservationKind
-from kstep.values import Fraction, Positive
+from kstep.values import LATER, Fraction, Positive
+
+if TYPE_CHECKING:
+    from kstep.nets.trunks import TrunkConfig
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,8 @@ class PixelEncoderConfig(EncoderConfig):
     latent_dim: Positive = 50
     tanh: bool = True
     """Whether the latent ends in tanh: the paper's text says so, its code does not (D02)."""
+    centred: bool = field(default=False, metadata=LATER)
+    """Whether pixels lie in [-0.5, 0.5], as in DrQ-v2, instead of [0, 1]."""
     activation: Literal["relu", "frn"] = "relu"
     """After each convolution: ReLU, or PI-SAC's filter response normalization."""
     head: Literal["linear", "convolutional"] = "linear"
@@ -78,10 +83,15 @@ class PixelEncoderConfig(EncoderConfig):
         return replace(self, image_size=48, channels=8, strides=(2, 2, 1, 1), latent_dim=16)
 
 
+EncoderConfig.named["compact"] = PixelEncoderConfig().compact()
+
+
 class LatentHead(nn.Sequential):
     """Linear, LayerNorm and possibly tanh: the second stage of the encoder."""
 
-    def __init__(self, config: PixelEncoderConfig, feature_shape: tuple[int, ...]) -> None:
+    def __init__(
+        self, config: PixelEncoderConfig | TrunkConfig, feature_shape: tuple[int, ...]
+    ) -> None:
         layers: list[nn.Module] = []
         inputs = math.prod(feature_shape)
         if config.head == "convolutional":
@@ -119,9 +129,12 @@ class PixelEncoder(Encoder):
         self.latent_dim = config.latent_dim
         norms = len(config.strides) if config.activation == "frn" else 0
         self.norms = nn.ModuleList(FilterResponseNorm(config.channels) for _ in range(norms))
-        self.head = LatentHead(config, self.feature_shape)
+        self.head = self.another_head()
         initialize(self, config.init)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def another_head(self) -> LatentHead:
+        return LatentHead(self.config, self.feature_shape)
 
     def stages(self) -> dict[str, nn.Module]:
         trunk = nn.ModuleList([self.convolutions, self.norms]) if self.norms else self.convolutions
@@ -132,6 +145,7 @@ class PixelEncoder(Encoder):
         # and converting after is 2.5 times as fast as one strided converting copy.
         dtype = cast(nn.Conv2d, self.convolutions[0]).weight.dtype
         x = torch.cat(observation.unbind(1), dim=-1).to(dtype).div_(255.0).permute(0, 3, 1, 2)
+        x = x - 0.5 if self.config.centred else x
         for i, convolution in enumerate(self.convolutions):
             x = convolution(x)
             x = self.norms[i](x) if self.norms else torch.relu_(x)

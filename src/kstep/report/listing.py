@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal, TypeAlias
 
-from kstep import names
+from kstep import names, plugins
 from kstep.envs import tasks
 from kstep.sweep import experiments
 
-Listing: TypeAlias = Literal["methods", "tasks", "presets", "experiments"]
+Listing: TypeAlias = Literal["methods", "encoders", "tasks", "presets", "experiments"]
 
 
 def lines(what: Listing) -> Iterator[str]:
@@ -22,6 +22,16 @@ def lines(what: Listing) -> Iterator[str]:
         for name in experiments.shipped():
             yield f"{name:16} {experiments.read(name).title}"
     else:
-        known = names.METHOD_SUMMARIES if what == "methods" else names.PRESET_SUMMARIES
-        for name, summary in known.items():
+        for name, summary in _summaries(what).items():
             yield f"{name:20} {summary}"
+        yield from plugins.problems.values()
+
+
+def _summaries(what: Listing) -> dict[str, str]:
+    if what == "presets":
+        return names.PRESET_SUMMARIES
+    if what == "methods":
+        plugins.load_modules()  # the others say by their names what they are
+        return names.methods()
+    plugins.load()
+    return names.encoders()

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor, nn
 
+from kstep.data.batches import Batches
 from kstep.nets.base import Encoder, EncoderConfig
 from kstep.optimizers import Ema, Group
+from kstep.rng import Streams
 from kstep.types import ActionKind, Metrics, TransitionBatch
 from kstep.values import Family, Fraction, Positive
 
@@ -33,8 +35,6 @@ class CoreConfig(Family):
 
     critic_views: Positive = 1
     """Augmented views of each transition in the critic's loss; 2 is DrQ's [K=2, M=2] (D01)."""
-    actor_every: Positive = 2
-    """Updates from one step of the actor to the next."""
     ema_rate: Fraction = 0.01
     """Of the slow critic."""
 
@@ -43,10 +43,24 @@ class CoreConfig(Family):
     def largest_horizon(self) -> float:
         """Decisions that a value can look ahead: the sum of the discounts."""
 
+    @property
+    def actor_every(self) -> int:
+        """Updates from one step of the actor to the next."""
+        return 1
+
+    @property
+    def head_of_critic(self) -> bool:
+        """Whether the slow copy of the encoder's head moves at the critic's rate."""
+        return False
+
     @abc.abstractmethod
     def build(self, encoder: Encoder, head: EncoderConfig, action_dim: int) -> Core:
         """Return the core; `encoder` is looked at for its sizes, `head` for the shape of a second
         stage of its own."""
+
+    def batches(self, method: Method, streams: Streams, device: torch.device) -> Batches:
+        """Return what draws the batches that this core learns from."""
+        return Batches(method, streams, device)
 
     @abc.abstractmethod
     def shrunk(self) -> CoreConfig:
@@ -56,9 +70,21 @@ class CoreConfig(Family):
         """Refuse other parts of the method that this core cannot be combined with."""
 
 
+@dataclass(frozen=True)
+class Encoded:
+    """What the critic's loss made of the observations, detached."""
+
+    features: Tensor
+    """(B, F)"""
+    latent: Tensor
+    """(B, D)"""
+
+
 class Core(nn.Module, abc.ABC):
     """A reinforcement-learning algorithm on latents."""
 
+    decisions: int = 0
+    """Taken so far in the run; the training loop sets it, schedules read it."""
     target_entropy: float | None = None
     """Of the policy, for the health watch; None where the policy has no entropy."""
     critic: nn.Module
@@ -77,15 +103,15 @@ class Core(nn.Module, abc.ABC):
         slow_encoder: Encoder,
         batch: TransitionBatch,
         generator: torch.Generator,
-    ) -> tuple[Tensor, Tensor, Metrics]:
-        """Return the loss, the detached latents (B, D) of the observations, and what to log."""
+    ) -> tuple[Tensor, Encoded, Metrics]:
+        """Return the loss, what it made of the observations, and what to log."""
 
     @abc.abstractmethod
     def actor_losses(
-        self, encoder: Encoder, observation: Tensor, latent: Tensor, generator: torch.Generator
+        self, encoder: Encoder, observation: Tensor, encoded: Encoded, generator: torch.Generator
     ) -> Iterator[tuple[str, Tensor, Metrics]]:
         """Yield an optimizer's name, its loss and what to log, each to be minimized before the next
-        is asked for. `latent` is what the critic's loss made of the same observations."""
+        is asked for. `encoded` is what the critic's loss made of the same observations."""
 
     @abc.abstractmethod
     def groups(self, learning: LearningConfig) -> dict[str, Group]:

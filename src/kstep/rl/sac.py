@@ -12,11 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from kstep.nets.base import Encoder, EncoderConfig
-from kstep.nets.encoder import LatentHead, PixelEncoderConfig
 from kstep.nets.heads import Actor, SquashedGaussian, TwinCritic
 from kstep.nets.init import Init, initialize
 from kstep.optimizers import Ema, Group, slow_copy
-from kstep.rl.core import Core, CoreConfig
+from kstep.rl.core import Core, CoreConfig, Encoded
 from kstep.types import KstepError, Metrics, TransitionBatch
 from kstep.values import BelowOne, Fraction, Positive, Rate
 
@@ -30,6 +29,7 @@ class SACConfig(CoreConfig):
 
     kind: ClassVar[str] = "sac"
 
+    actor_every: Positive = 2
     hidden: Positive = 1024
     discount: Fraction = 0.99
     """Per decision."""
@@ -97,8 +97,7 @@ class SAC(Core):
         self.target_entropy = config.target_entropy * action_dim
         own_head = None
         if config.actor_encoder == "share_convolutions":
-            assert isinstance(head, PixelEncoderConfig)
-            own_head = LatentHead(head, encoder.feature_shape)
+            own_head = encoder.another_head()
         self.actor = Actor(
             encoder.latent_dim,
             action_dim,
@@ -148,7 +147,7 @@ class SAC(Core):
         slow_encoder: Encoder,
         batch: TransitionBatch,
         generator: torch.Generator,
-    ) -> tuple[Tensor, Tensor, Metrics]:
+    ) -> tuple[Tensor, Encoded, Metrics]:
         """Squared Bellman error of both critics, summed over critics and over views.
 
         With several views the batch holds them one after the other, each of the same transitions;
@@ -157,7 +156,8 @@ class SAC(Core):
         views = self.config.critic_views
         target = self.value_target(encoder, slow_encoder, batch, generator)
         target = target.view(views, -1).mean(0).repeat(views)
-        latent = encoder(batch.observation)
+        features = encoder.features(batch.observation)
+        latent = encoder.latent(features)
         q1, q2 = self.critic(latent, batch.action)
         errors = (q1 - target).square() + (q2 - target).square()
         loss = self.config.critic_scale * errors.view(views, -1).mean(1).sum()
@@ -166,13 +166,13 @@ class SAC(Core):
             "critic/q": q1.detach().mean(),
             "critic/target": target.mean(),
         }
-        return loss, latent.detach(), metrics
+        return loss, Encoded(features.detach(), latent.detach()), metrics
 
     def actor_losses(
-        self, encoder: Encoder, observation: Tensor, latent: Tensor, generator: torch.Generator
+        self, encoder: Encoder, observation: Tensor, encoded: Encoded, generator: torch.Generator
     ) -> Iterator[tuple[str, Tensor, Metrics]]:
         """Yield the loss of the actor, then that of the temperature."""
-        inputs = latent
+        inputs = latent = encoded.latent
         if self.config.actor_latent == "fresh":
             with torch.no_grad():
                 features = encoder.features(observation)

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kstep.envs import ControlEnv
 from kstep.types import Array, KstepError
 from kstep.values import Count
+
+if TYPE_CHECKING:
+    from kstep.envs import ControlEnv
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kstep.agent import Agent
-from kstep.envs import ControlEnv
 from kstep.rng import episode_seed
 from kstep.run.episode import Episode
+
+if TYPE_CHECKING:
+    from kstep.envs import ControlEnv
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ replay/             frames in segments, shared by the checkpoints
 encoders/           encoders over training, where asked for
 frozen_encoder.safetensors   the encoder of another run, where this one uses it without training
 tensorboard/        events, where asked for
+wandb/              what Weights & Biases keeps, where asked for
 lock                held, and with the writer's process number in it, while the run is written
 
 Beside the folder, written by sweeps: `<name>.log` and `<name>.attempts.jsonl`. All of it is written
@@ -104,6 +105,7 @@ class RunFolder:
         self.encoders = folder / "encoders"
         self.frozen_encoder = folder / "frozen_encoder.safetensors"
         self.tensorboard = folder / "tensorboard"
+        self.wandb = folder / "wandb"
         self.lock_file = folder / "lock"
         # Beside the folder, which must be empty until the run itself begins.
         self.log_file = folder.with_name(f"{folder.name}.log")
@@ -152,8 +154,8 @@ class RunFolder:
         for path in self._files():
             refuse_special(path)
             refuse_special(part_of(path))
-        for path in (self.checkpoints, self.replay, self.encoders, self.tensorboard):
-            refuse_special(path)
+        for name in ("checkpoints", "replay", "encoders", "tensorboard", "wandb"):
+            refuse_special(self.folder / name)
         inside = ("checkpoints/[0-9]*", "checkpoints/[0-9]*/*", "replay/*frames*")
         for pattern in (*inside, "encoders/[0-9]*", "tensorboard/*"):
             for path in self.folder.glob(pattern):

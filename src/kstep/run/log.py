@@ -1,4 +1,4 @@
-"""What a run logs: JSON lines and, if asked for, TensorBoard events.
+"""What a run logs: JSON lines.
 
 Writers know how many bytes they have written, so that a run resumed from a checkpoint can drop what
 it had logged beyond it, and the file ends up as if the run had never stopped.
@@ -15,7 +15,6 @@ from typing import Any
 
 from kstep import reading
 from kstep.files import Tree
-from kstep.run.folder import RunFolder
 from kstep.types import KstepError
 from kstep.values import Count
 
@@ -76,11 +75,3 @@ def before(path: Path, written: Written) -> bytes:
             "resume without what it held"
         )
     return kept
-
-
-def tensorboard(run: RunFolder) -> Any:
-    """Return a writer of TensorBoard events; needs the extra `tb`."""
-    from torch.utils.tensorboard import SummaryWriter
-
-    run.tree.make(run.tensorboard)
-    return SummaryWriter(str(run.tensorboard))

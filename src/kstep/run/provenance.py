@@ -12,15 +12,16 @@ from dataclasses import dataclass, field
 
 import torch
 
-from kstep import envs
-from kstep.envs import EnvConfig
+from kstep import envs, plugins
+from kstep.config import Experiment
 from kstep.run import system
 from kstep.run.runtime import Allowed as Allowed
 from kstep.types import KstepError
 from kstep.values import Count
 
 DECIDING = ("kstep", "torch", "numpy", "mujoco", "dm-control")
-"""Packages whose version decides what is computed."""
+"""Packages whose version decides what is computed, beside those that parts of the method are from.
+"""
 
 
 @dataclass(frozen=True)
@@ -59,12 +60,12 @@ class Provenance:
         return notes
 
 
-def here(env: EnvConfig, device: str, threads: int | None) -> Provenance:
+def here(experiment: Experiment, device: str, threads: int | None) -> Provenance:
     """What would compute a run in this process."""
-    versions = system.versions()
+    versions, others = system.versions(), plugins.versions(experiment.method)
     return Provenance(
-        renderer=envs.renderer(env),
-        versions={name: versions[name] for name in DECIDING},
+        renderer=envs.renderer(experiment.env),
+        versions={name: versions[name] for name in DECIDING} | others,
         device=device,
         threads=threads or torch.get_num_threads(),
         commit=system.commit(),

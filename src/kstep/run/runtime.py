@@ -11,7 +11,7 @@ from tyro.conf import Positional, Suppress, UseAppendAction
 
 from kstep.data.ring import Storage
 from kstep.types import BackendRequest, OverlapRequest
-from kstep.values import Count, Positive
+from kstep.values import Count, Positive, Threads
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Runtime:
 
     device: str = "cpu"
     """cpu, cuda or mps."""
-    threads: Positive | None = None
+    threads: Threads | None = None
     """Processor threads; the default uses all cores."""
     checkpoint_minutes: Annotated[float, at.Gt(0.0)] = 5.0
     """Minutes between checkpoints."""
@@ -80,6 +80,8 @@ class Runtime:
     """Use this encoder, saved by another run, without training it; only actor and critic learn."""
     tensorboard: bool = False
     """Also write TensorBoard events (needs the extra tb)."""
+    wandb: Annotated[str, at.MinLen(1)] | None = None
+    """Also log to this project of Weights & Biases (needs the extra wandb)."""
     allowed: Allowed = field(default_factory=Allowed)
     """What may differ from the checkpoint that is resumed."""
     log_every: Suppress[Positive] = 50

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from rich.console import Console
+
 from kstep.config import resolve
 from kstep.run import saved_encoders, system
+from kstep.run.callbacks import Callback
 from kstep.run.folder import Run
 from kstep.run.runtime import RunRequest, Runtime
 from kstep.run.train import train
 from kstep.terminal import say, terminal
 
 
-def start(request: RunRequest, runtime: Runtime) -> Run:
+def start(
+    request: RunRequest,
+    runtime: Runtime,
+    console: Console | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> Run:
     """Bring the run to its budget and return it."""
-    console, encoder = terminal(), runtime.frozen_encoder
+    console, encoder = console or terminal(), runtime.frozen_encoder
     experiment = resolve(
         request.method,
         request.task,
@@ -28,6 +38,6 @@ def start(request: RunRequest, runtime: Runtime) -> Run:
     run = Run.prepare(folder, experiment)
     say(console, f"run folder: {run.folder}")
     system.keep_freed_memory()
-    train(run, runtime, console)
+    train(run, runtime, console, callbacks)
     say(console, f"done: {run.evaluations_file}")
     return run

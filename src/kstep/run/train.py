@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from types import FrameType
@@ -25,13 +25,14 @@ from kstep.errors import Stopped as Stopped
 from kstep.errors import as_faults
 from kstep.rng import Streams, episode_seed
 from kstep.run import checkpoint, preflight, saved_encoders, system
+from kstep.run.callbacks import Callback, Callbacks, Outcome, asked_for
 from kstep.run.checkpoint import Positions, Session
 from kstep.run.clock import Clock
 from kstep.run.episode import Episode
 from kstep.run.evaluate import evaluate, evaluation_seeds
 from kstep.run.folder import LOGS, Evaluated, Run
 from kstep.run.health import Health
-from kstep.run.log import JsonLines, Written, tensorboard
+from kstep.run.log import JsonLines, Written
 from kstep.run.progress import ProgressReport
 from kstep.run.runtime import Runtime
 from kstep.signals import signal_of
@@ -97,8 +98,13 @@ class _Stop:
             raise _Leave(f"during {what}")
 
 
-def train(run: Run, runtime: Runtime, console: Console | None = None) -> None:
-    """Bring the run to its budget, from wherever it is."""
+def train(
+    run: Run,
+    runtime: Runtime,
+    console: Console | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> None:
+    """Bring the run to its budget, from wherever it is, and tell the callbacks."""
     console = console or terminal()
     experiment = run.experiment
     values.check(runtime)
@@ -139,7 +145,8 @@ def train(run: Run, runtime: Runtime, console: Console | None = None) -> None:
             memory, stack = preflight.replay_config(experiment, runtime), experiment.method.stack
             replay, episode = Replay(memory, cleared.spec, stack, run.replay), Episode(env, stack)
             session = Session(agent, replay, episode, Counts(), cleared.provenance)
-            _Trainer(run, runtime, session, console).bring_to_budget()
+            told = Callbacks([*callbacks, *asked_for(runtime)], lambda text: say(console, text))
+            _Trainer(run, runtime, session, console, told).bring_to_budget()
     finally:
         env.close()
 
@@ -155,8 +162,16 @@ def _is_done(run: Run, console: Console) -> bool:
 
 
 class _Trainer:
-    def __init__(self, run: Run, runtime: Runtime, session: Session, console: Console) -> None:
+    def __init__(
+        self,
+        run: Run,
+        runtime: Runtime,
+        session: Session,
+        console: Console,
+        callbacks: Callbacks,
+    ) -> None:
         self.run, self.runtime, self.session, self.console = run, runtime, session, console
+        self.callbacks = callbacks
         self.experiment = run.experiment
         if self.experiment.frozen_encoder is not None:
             session.agent.take_encoder(saved_encoders.load(run.frozen_encoder).encoder)
@@ -184,15 +199,21 @@ class _Trainer:
             if log.lost:
                 say(self.console, f"{log.lost} bytes of {log.path.name} are lost")
         self.evaluated_at = {row.mark: row.env_steps for row in self.run.evaluations()}
-        self.tensorboard = tensorboard(self.run) if self.runtime.tensorboard else None
+        outcome: Outcome = "failed"
         name, preset = self.experiment.method.name, self.experiment.preset
         title = f"{name} ({preset}) {self.experiment.env.task}"
         try:
+            self.callbacks.start(self.run, counts)
             self.progress = ProgressReport(title, self.experiment.env_steps, self.console)
             with self.progress.bar, _catching_signals() as self.stop:
                 self.health = Health(session.agent, session.replay, self.progress.say)
                 self._loop()
+            outcome = "done"
+        except Stopped:
+            outcome = "stopped"
+            raise
         except (KeyboardInterrupt, _Leave) as left:
+            outcome = "stopped"
             how, number = "at once", signal.SIGINT
             if isinstance(left, KeyboardInterrupt):
                 number = signal_of(left)
@@ -206,9 +227,8 @@ class _Trainer:
         finally:
             self.metrics.close()
             self.evaluations.close()
-            if self.tensorboard:
-                self.tensorboard.close()
             envs.close_lanes(self.lanes)
+            self.callbacks.tell("end", counts, outcome)
 
     def _loop(self) -> None:
         counts, budget = self.session.counts, self.experiment.env_steps
@@ -235,14 +255,16 @@ class _Trainer:
         session, counts = self.session, self.session.counts
         agent, replay, episode = session.agent, session.replay, session.episode
         # Counted in the replay, which a second phase starts empty.
-        learning = len(replay) >= self.experiment.method.learning.initial_decisions
+        settings = self.experiment.method.learning
+        learning = len(replay) >= settings.initial_decisions
+        agent.core.decisions = counts.decisions
         if learning or agent.phase > 0:
             action = agent.act(episode.observation[None], explore=True)[0]
         else:
             action = agent.random_action()
         self.health.watch_action(action)
         episode.begin(action)
-        if learning:
+        if learning and counts.decisions % settings.update_every == 0:
             with self.health.watching():
                 update = self._learn()
             # The first of every `log_every` updates: an even one, which has the actor's metrics.
@@ -326,8 +348,7 @@ class _Trainer:
         self.evaluations.write(asdict(Evaluated(mark, **asdict(counts), **asdict(result))))
         self.clock.tick(counts)
         self.evaluated_at[mark] = counts.env_steps
-        if self.tensorboard:
-            self.tensorboard.add_scalar("evaluation/return", result.mean, counts.env_steps)
+        self.callbacks.tell("evaluation", counts, result)
         self.progress.evaluated(counts, result, time.monotonic() - started)
 
     def _save_encoder_if_due(self, *, last: bool = False) -> None:
@@ -351,9 +372,7 @@ class _Trainer:
         """Write a line of metrics."""
         counts = self.session.counts
         self.metrics.write({**asdict(counts), **values})
-        if self.tensorboard:
-            for path, value in values.items():
-                self.tensorboard.add_scalar(path, value, counts.env_steps)
+        self.callbacks.tell("metrics", counts, values)
 
     def _save_and_stop(self, number: int) -> NoReturn:
         self._save()
@@ -367,8 +386,9 @@ class _Trainer:
         self.health.refuse_broken()
         logs = (self.metrics, self.evaluations)
         positions = {name: log.sync() for name, log in zip(LOGS, logs, strict=True)}
-        checkpoint.save(self.run, self.session, positions)
+        folder = checkpoint.save(self.run, self.session, positions)
         self.clock.tick(self.session.counts)
+        self.callbacks.tell("checkpoint", self.session.counts, folder)
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import psutil  # type: ignore[import-untyped, unused-ignore]
 
+from kstep import extras
 from kstep.errors import Busy, KstepError, explain
 from kstep.run.folder import Attempt
 from kstep.sweep import cost, plan
@@ -392,4 +393,4 @@ def _import(name: str) -> Any:
         return __import__(name)
     except ImportError as error:
         extra = {"ray": "ray", "submitit": "slurm"}[name]
-        raise KstepError(f"{name} is not installed: pip install 'kstep[{extra}]'") from error
+        raise KstepError(f"{name} is not installed: {extras.command(extra)}") from error

@@ -10,7 +10,7 @@ import annotated_types as at
 from tyro.conf import Positional
 
 from kstep.types import BackendRequest
-from kstep.values import Count, Positive
+from kstep.values import Count, Positive, Threads
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class SweepRequest:
     """This machine; a Ray cluster (extra ray); Slurm (extra slurm)."""
     workers: Positive | None = None
     """Simultaneous runs on this machine; the default follows from cores and memory."""
-    threads: Positive | None = None
+    threads: Threads | None = None
     """Processor threads per run; the default divides the cores among the runs."""
     device: str = "cpu"
     """cpu, cuda or mps."""
