@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
+import subprocess
 import sys
-import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,12 +56,17 @@ def test_methods_of_classes_are_those_that_there_are(name: str) -> None:
     assert dict(rows) == declared
 
 
-def test_examples_run_as_they_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One after the other in one module, as in a notebook."""
-    monkeypatch.chdir(tmp_path)
-    module = types.ModuleType("api_page")
-    monkeypatch.setitem(sys.modules, module.__name__, module)
+def test_examples_run_as_they_stand(tmp_path: Path) -> None:
+    """One after the other in one file, in a process of its own: they register methods."""
     assert len(EXAMPLES) > 5
-    for example in EXAMPLES:
-        line = TEXT[: TEXT.index(example)].count("\n")
-        exec(compile("\n" * line + example, str(PAGE), "exec"), module.__dict__)
+    (tmp_path / "page.py").write_text("\n".join(EXAMPLES))
+    ended = subprocess.run(
+        [sys.executable, "page.py"],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout

@@ -71,7 +71,7 @@ WRONG = {
     "old reset": r"returned ndarray from reset\(\); needed are observation, info",
     "raises": r"raised KeyError in step\(\) at .*test_input\.py:\d+: 'missing'",
     "old step": r"returned 4 values from step\(\); needed are observation, reward, terminated",
-    "shape": r"gave an observation \(5,\) float32; its space says \(3,\) float32",
+    "shape": r"gave an observation \(5,\) float32; needed is \(3,\)",
     "nan state": "an observation that is not finite",
     "nan reward": "gave a reward of nan",
     "inf reward": "gave a reward of inf",
