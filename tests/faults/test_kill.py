@@ -144,7 +144,7 @@ def test_a_run_killed_inside_its_writes(scene: Scene) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 def test_a_run_killed_in_its_evaluations(scene: Scene) -> None:
-    count = kills(scene, (Kill("evaluation", number) for number in itertools.count(1, 97)))
+    count = kills(scene, (Kill("evaluation", number) for number in itertools.count(1, 397)))
     print(f"in evaluations: {count} kills")
     assert count >= 20
 
