@@ -136,7 +136,8 @@ class Replay:
         self.length, self.rng = 0, rng
 
     def add(self, *transition: object) -> None:
-        rows = (self.image, self.next_image, self.action, self.reward, self.terminated, self.ended)
+        rows: tuple[Array, ...] = (self.image, self.next_image, self.action)
+        rows += (self.reward, self.terminated, self.ended)
         for row, value in zip(rows, transition, strict=True):
             row[self.length] = value
         self.length += 1

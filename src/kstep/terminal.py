@@ -9,12 +9,15 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import Any, TextIO
+from dataclasses import dataclass
+from typing import Any, Literal, TextIO
 
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.table import Table
 from rich.text import Text
 
 _CONTROL = re.compile(
@@ -60,8 +63,60 @@ class Terminal(Console):
 
 
 def say(console: Console, text: str | Text, style: str | None = None) -> None:
-    """Print a plain line: no colours of numbers, no markup, wrapped by the terminal only."""
-    console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+    """Print a plain line: no colours of numbers, no markup. On a terminal it is wrapped between
+    words, unless one of them, such as a path, is longer than a line; elsewhere it is one line."""
+    words = str(text).split()
+    wraps = console.is_terminal and max(map(cell_len, words), default=0) <= console.width
+    console.print(text, style=style, highlight=False, markup=False, soft_wrap=not wraps)
+
+
+@dataclass(frozen=True)
+class Column:
+    """Of a table that adapts to the terminal."""
+
+    title: str
+    justify: Literal["left", "right"] = "left"
+    rank: int = 0
+    """Where there is not enough room, columns of the highest rank are left out first; those of rank
+    0 never."""
+
+
+def table(columns: Sequence[Column], rows: Sequence[Sequence[str | Text]], width: int) -> Table:
+    """Return a table with as many of the columns as fit; no cell is cut or broken into lines."""
+    kept = list(range(len(columns)))
+    widths = [
+        max([cell_len(column.title), *(_width(row[i]) for row in rows)])
+        for i, column in enumerate(columns)
+    ]
+    while sum(widths[i] + 2 for i in kept) > width + 2:
+        last = max(kept, key=lambda i: columns[i].rank)
+        if columns[last].rank == 0:
+            break
+        kept.remove(last)
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for i in kept:
+        column = columns[i]
+        made.add_column(column.title, justify=column.justify, no_wrap=True, min_width=widths[i])
+    for row in rows:
+        made.add_row(*(row[i] for i in kept))
+    return made
+
+
+def _width(cell: str | Text) -> int:
+    return cell.cell_len if isinstance(cell, Text) else cell_len(clean(cell))
+
+
+BARS = "▁▂▃▄▅▆▇█"
+
+
+def sparkline(values: Sequence[float | None], low: float, high: float) -> str:
+    """Return a bar of one character for each value between low and high, a space for None."""
+    top = len(BARS) - 1
+    scale = top / (high - low) if high > low else 0.0
+    return "".join(
+        " " if value is None else BARS[min(max(round((value - low) * scale), 0), top)]
+        for value in values
+    )
 
 
 def terminal(width: int | None = None) -> Terminal:

@@ -17,15 +17,18 @@ from typing import Any
 import pytest
 
 from kstep import names
+from kstep.analysis import options
+from kstep.analysis.questions import GROUPS, QUESTIONS
 from kstep.cli import main
 from kstep.config import PRESETS
 from kstep.errors import KstepError
 from kstep.methods import METHODS
+from kstep.report.comparisons import COMPARISONS
 from kstep.run.runtime import Allowed, Runtime
 from tests.make import HANGING
 
 VERBS = ["train", "eval", "film", "show", "list", "doctor", "bench", "selfcheck", "sweep"]
-VERBS += ["collect", "import", "compare", "evaluation-set", "analyze"]
+VERBS += ["status", "collect", "import", "compare", "evaluation-set", "analyze"]
 
 
 def kstep(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -82,6 +85,12 @@ def test_lists_import_nothing_heavy(what: str) -> None:
         (["train", "kls", "toy_reach"], "Did you mean 'ksl'"),
         (["show", "drqq"], "unknown method 'drqq'"),
         (["train", "ksl", "toy_reach", "--threads", "0"], "--threads must be at least 1, not 0"),
+        (["train", "ksl", "carpole_swingup"], "did you mean cartpole_swingup"),
+        (["train", "ksl", "toy_reach", "--preset", "cup"], "unknown preset 'cup'"),
+        (["show", "ksl", "--diff", "drqq"], "unknown method 'drqq'"),
+        (["sweep", "mainn"], "mainn"),
+        (["compare", "mainn"], "mainn"),
+        (["analyze", "reward-cpa"], "Did you mean 'reward-pca'"),
     ],
 )
 def test_wrong_names_are_refused_without_importing_anything_heavy(
@@ -97,6 +106,8 @@ def test_names_are_those_of_the_registries() -> None:
     assert list(names.METHOD_SUMMARIES) == list(METHODS)
     assert {name: method.summary for name, method in METHODS.items()} == names.METHOD_SUMMARIES
     assert list(names.PRESET_SUMMARIES) == list(PRESETS)
+    others = ("wall-clock", "environments")
+    assert {*options.KNOWN} == {*QUESTIONS, *GROUPS, *COMPARISONS, *others}
 
 
 def test_a_method_registered_in_this_process_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None:

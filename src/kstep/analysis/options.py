@@ -10,6 +10,14 @@ from tyro.conf import Positional
 from kstep.style import ThemeName
 from kstep.values import Count, Positive, Threads
 
+KNOWN = (
+    *("reward-pca", "reward-mse", "perturbation", "temporal", "gradients", "collapse"),
+    *("state-probe", "horizon", "saliency", "latents", "survey"),
+    *("main", "tangential", "k-l-grid", "conv-transition", "optimizers", "generalization"),
+    *("wall-clock", "environments"),
+)
+"""Every question, so that a wrong name is refused before anything is imported."""
+
 
 @dataclass(frozen=True)
 class Request:

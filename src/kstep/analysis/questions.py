@@ -25,7 +25,6 @@ from kstep.analysis import (
     collapse,
     gradients,
     horizon,
-    interactive,
     perturbation,
     reward_mse,
     reward_pca,
@@ -35,7 +34,7 @@ from kstep.analysis import (
 )
 from kstep.analysis.curves import Figure, save
 from kstep.analysis.evaluation_set import EncodeImages, EvaluationSet, checked
-from kstep.analysis.tables import Row, write_table, write_text
+from kstep.analysis.tables import Row, write_table
 from kstep.analysis.video import video
 from kstep.run import saved_encoders as encoders
 from kstep.run.folder import Run, RunFolder
@@ -131,8 +130,6 @@ class Question:
     draw: Callable[[Tables, dict[str, Array]], Figure]
     summarize: Callable[[Tables], Tables] = lambda tables: {}
     """Tables made of the whole main table."""
-    pages: Callable[[Tables], dict[str, str]] = lambda tables: {}
-    """Interactive figures, as HTML by name."""
     whole_runs: bool = False
     """Whether it is about a run's newest checkpoint instead of each saved encoder."""
 
@@ -154,14 +151,12 @@ class Answer:
         return self.question.draw(self.tables, self.videos)
 
     def write(self, folder: Path) -> list[Path]:
-        """Write tables as CSV, figures as PNG and HTML, videos as mp4; return the files."""
+        """Write tables as CSV, figures as PNG, videos as mp4; return the files."""
         folder.mkdir(parents=True, exist_ok=True)
         written = []
         for name, rows in self.tables.items():
             written.append(write_table(folder / f"{name}.csv", rows))
         written.append(save(self.figure(), folder / f"{self.question.name}.png"))
-        for name, text in self.question.pages(self.tables).items():
-            written.append(write_text(folder / f"{name}.html", text))
         for name, frames in self.videos.items():
             path = folder / f"{self.question.name}-{name}.mp4"
             with video(path, fps=20) as add:
@@ -359,21 +354,12 @@ def _saliency(case: Case) -> Findings:
     saved = case.subject.saved("saliency")
     chosen = np.arange(min(FILMED, len(case.on)))
     views = saved.view(case.on.stacks(chosen, saved.size, saved.stack))
-    height, width = views.shape[2:4]
     encoder, generator = saved.encoder, torch.Generator().manual_seed(0)
     looks, moves = [], []
     for begin in range(0, len(views), 50):
         part = views[begin : begin + 50]
-        with torch.no_grad():
-            active = encoder.features(torch.from_numpy(part))
-        looks.append(
-            saliency.attention(
-                active.view(-1, *encoder.feature_shape).numpy(),
-                saved.config.strides,  # type: ignore[attr-defined]
-                height,
-                width,
-            )
-        )
+        strides = saved.config.strides  # type: ignore[attr-defined]
+        looks.append(saliency.attention_of(encoder, strides, part))
         moves.append(saliency.sensitivity(encoder, part, generator))
     attention, sensitivity = np.concatenate(looks), np.concatenate(moves)
     row = case.row(
@@ -390,7 +376,6 @@ QUESTIONS: dict[str, Question] = {
             "reward-pca",
             _reward_pca,
             lambda t, v: reward_pca.figure(t["reward-pca"], t["reward-pca-points"]),
-            pages=lambda t: {"reward-pca": interactive.page(t["reward-pca-points"])},
         ),
         Question(
             "reward-mse",

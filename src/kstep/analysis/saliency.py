@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from kstep.analysis.curves import Figure, canvas
+from kstep.nets.base import Encoder
 from kstep.types import Array, Encode
 
 PROJECTIONS = 8
@@ -30,6 +31,14 @@ def attention(maps: Array, strides: Sequence[int], height: int, width: int) -> A
     across = _interpolation(power.shape[2], strides, width)
     enlarged: Array = down @ power @ across.T
     return enlarged
+
+
+def attention_of(encoder: Encoder, strides: Sequence[int], views: Array) -> Array:
+    """Return the attention (N, H, W) of an encoder over what it sees (N, S, H, W, C)."""
+    with torch.no_grad():
+        active = encoder.features(torch.from_numpy(views).to(next(encoder.parameters()).device))
+    maps = active.view(-1, *encoder.feature_shape).cpu().numpy()
+    return attention(maps, strides, *views.shape[2:4])
 
 
 def _interpolation(units: int, strides: Sequence[int], pixels: int) -> Array:

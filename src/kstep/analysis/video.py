@@ -11,11 +11,13 @@ from typing import Any
 
 import imageio.v2 as imageio
 import imageio_ffmpeg
+from PIL import Image
 
 from kstep.errors import Fault
 from kstep.files import write_atomically
 from kstep.types import Array
 
+SUFFIXES = (".mp4", ".mkv", ".mov", ".gif", ".webp")
 Add = Callable[[Array], None]
 """Takes the frames (H, W, 3) of a video, one after the other."""
 
@@ -23,8 +25,8 @@ Add = Callable[[Array], None]
 @contextmanager
 def video(path: Path, *, fps: float, quality: float = 5.0) -> Iterator[Add]:
     """Yield what takes the frames of a new video; nothing is left behind if that fails."""
-    if path.suffix == ".gif":
-        writing = _animation(path, duration=1000.0 / fps)
+    if path.suffix in (".gif", ".webp"):
+        writing = _animation(path, fps)
     else:
         writing = _film(path, fps=fps, quality=quality, macro_block_size=2)
     with writing as add:
@@ -32,12 +34,16 @@ def video(path: Path, *, fps: float, quality: float = 5.0) -> Iterator[Add]:
 
 
 @contextmanager
-def _animation(path: Path, **options: Any) -> Iterator[Add]:
-    """GIF, which is put together in memory."""
-    data = io.BytesIO()
-    writer: Any = imageio.get_writer(data, format="gif", **options)
-    with writer:
-        yield writer.append_data
+def _animation(path: Path, fps: float) -> Iterator[Add]:
+    """GIF and WebP, for pages that show them like pictures; put together in memory."""
+    frames: list[Image.Image] = []
+    yield lambda frame: frames.append(Image.fromarray(frame))
+    # A GIF counts hundredths of a second, and browsers play what is quicker than two slowly.
+    duration = max(20, round(100 / fps) * 10) if path.suffix == ".gif" else round(1000 / fps)
+    data, (first, *rest) = io.BytesIO(), frames
+    kind = path.suffix.removeprefix(".")
+    options = {"append_images": rest, "duration": duration, "loop": 0}
+    first.save(data, kind, save_all=True, quality=80, **options)
     write_atomically(path, data.getvalue())
 
 

@@ -17,8 +17,9 @@ import kstep
 from kstep import values
 from kstep.cli.analyses import Analyze, EvaluationSet
 from kstep.cli.looking import Bench, Doctor, List, Show
-from kstep.cli.sweeps import Collect, Compare, Import, Sweep
-from kstep.cli.training import Eval, Film, Selfcheck, Train
+from kstep.cli.pages import Report
+from kstep.cli.sweeps import Collect, Compare, Import, Status, Sweep
+from kstep.cli.training import Eval, Film, Selfcheck, Train, Trust
 from kstep.errors import KstepError, explain
 from kstep.signals import answered
 from kstep.terminal import OutputClosed, Terminal, abandon_output, say, terminal
@@ -27,6 +28,7 @@ Verb = (
     Train
     | Eval
     | Film
+    | Trust
     | EvaluationSet
     | Analyze
     | Show
@@ -35,9 +37,11 @@ Verb = (
     | Bench
     | Selfcheck
     | Sweep
+    | Status
     | Collect
     | Import
     | Compare
+    | Report
 )
 
 REGISTRY = ConstructorRegistry()
@@ -92,6 +96,7 @@ def run(words: list[str]) -> int:
                 return 0
             verb = parsed(words)
             check(verb)
+            bring(verb)
             verb()
         except Exception as error:
             return _report(error)
@@ -113,6 +118,14 @@ def parsed(words: list[str]) -> Callable[[], None]:
     except BrokenPipeError as error:
         raise OutputClosed from error
     return verb
+
+
+def bring(flags: Any) -> None:
+    """Import the modules that the user has named, whatever the verb."""
+    if modules := getattr(flags, "imports", ()):
+        from kstep.envs import own
+
+        own.bring(modules)
 
 
 def _report(error: Exception) -> int:

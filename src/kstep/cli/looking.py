@@ -9,6 +9,7 @@ from tyro.conf import Positional
 
 from kstep import names
 from kstep.bench.options import Options
+from kstep.envs import tasks
 from kstep.report.listing import Listing, lines
 from kstep.terminal import say, terminal
 
@@ -28,7 +29,10 @@ class Show:
     preset: str = "paper"
 
     def __call__(self) -> None:
-        names.check_method(self.method)
+        for method in filter(None, (self.method, self.diff)):
+            names.check_method(method)
+        names.require(self.preset, names.PRESET_SUMMARIES, "preset")
+        tasks.parse(self.task)
         from kstep.report import show
 
         show.show(self.method, self.diff, self.task, self.preset)
@@ -36,7 +40,7 @@ class Show:
 
 @dataclass(frozen=True)
 class List:
-    """List methods, encoders, tasks, presets or experiments.
+    """List methods, encoders, tasks, presets, experiments or trained agents that come with kstep.
 
     Example: kstep list methods
     """

@@ -1,4 +1,4 @@
-"""Many runs and their results: sweep, collect, import, compare."""
+"""Many runs and their results: sweep, status, collect, import, compare."""
 
 from __future__ import annotations
 
@@ -7,22 +7,41 @@ from pathlib import Path
 
 from tyro.conf import Positional
 
+from kstep.run.runtime import Importing
+from kstep.sweep import experiments
 from kstep.sweep.options import SweepRequest
 from kstep.terminal import say, terminal
 from kstep.values import Count, Positive
 
 
 @dataclass(frozen=True)
-class Sweep(SweepRequest):
+class Sweep(SweepRequest, Importing):
     """Run one of the paper's experiments, or your own. The same command resumes it.
 
     Example: kstep sweep main --scale cpu --tasks cartpole_swingup --seeds 1-3 --plan
     """
 
     def __call__(self) -> None:
+        experiments.read(self.experiment, self.scale)  # a wrong name is refused at once
         from kstep.sweep.command import run_sweep
 
-        run_sweep(self)
+        run_sweep(self, self.imports)
+
+
+@dataclass(frozen=True)
+class Status:
+    """Show how the runs below a folder are doing: returns so far, time left, failures.
+
+    Example: kstep status runs
+    """
+
+    runs: Positional[Path] = Path("runs")
+    """A run folder, or a folder with some somewhere below it."""
+
+    def __call__(self) -> None:
+        from kstep.sweep import status
+
+        status.show(self.runs, terminal())
 
 
 @dataclass(frozen=True)
@@ -85,11 +104,12 @@ class Compare:
     """Of the bootstrap; 50,000 for publication."""
 
     def __call__(self) -> None:
+        experiment = experiments.read(self.experiment, self.scale)
         from kstep.report import compare
-        from kstep.sweep import experiments, store
+        from kstep.sweep import store
 
         compare.compare(
-            experiments.read(self.experiment, self.scale),
+            experiment,
             store.read(self.table),
             terminal(240),
             tasks=self.tasks,

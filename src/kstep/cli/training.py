@@ -10,8 +10,10 @@ from typing import Annotated
 import annotated_types as at
 from tyro.conf import OmitArgPrefixes, Positional
 
-from kstep import names
-from kstep.run.runtime import RunRequest, Runtime
+from kstep import names, zoo
+from kstep.envs import tasks
+from kstep.report.options import Overlay
+from kstep.run.runtime import Importing, RunRequest, Runtime
 from kstep.terminal import say, terminal
 from kstep.values import Count, Positive, Threads
 
@@ -24,47 +26,67 @@ class Train(RunRequest):
     """
 
     runtime: OmitArgPrefixes[Runtime] = field(default_factory=Runtime)
+    checkpoint_now: bool = False
+    """Train nothing: let the process that is training this run write a checkpoint now, and wait for
+    it. The same without this command: kill -USR1 with the number of that process."""
 
     def __call__(self) -> None:
         names.check_method(self.method)
-        from kstep.run.start import start
+        names.require(self.preset, names.PRESET_SUMMARIES, "preset")
+        tasks.parse(self.task)
+        from kstep.run import start
 
-        start(self, self.runtime)
+        (start.checkpoint_now if self.checkpoint_now else start.start)(self, self.runtime)
 
 
 @dataclass(frozen=True)
-class Eval:
+class Eval(Importing):
     """Evaluate a run's newest checkpoint: greedy episodes, every return printed.
 
     Example: kstep eval runs/cartpole_swingup/ksl-cpu/seed1 --episodes 20
     """
 
     run: Positional[Path]
-    """A run folder."""
+    """A run folder, or zoo:NAME (kstep list zoo)."""
+    at: Count | None = None
+    """A moment of training, in env steps, of a checkpoint or of a policy that kstep train
+    --save-policies-every kept; the default is the newest."""
     episodes: Positive = 10
     seed: Count = 0
     """Which episodes: the same seed repeats the same starts."""
     device: str = "cpu"
 
     def __call__(self) -> None:
+        zoo.check(self.run)
         from kstep.report import evaluation
 
-        evaluation.show(**vars(self))
+        evaluation.show(**self.rest())
 
 
 @dataclass(frozen=True)
-class Film:
-    """Film a run's newest checkpoint as mp4.
+class Film(Importing):
+    """Film what policies do: a row per run, a column per moment of training.
 
-    Example: kstep film runs/cartpole_swingup/ksl-cpu/seed1 --output swingup.mp4
+    Example: kstep film runs/cartpole_swingup/ksl-cpu/seed1 --overlay reward looks
     """
 
-    run: Positional[Path]
-    """A run folder."""
+    runs: Positional[tuple[Path, ...]]
+    """Run folders, or zoo:NAME for trained agents that come with kstep (kstep list zoo)."""
     output: Path = Path("film.mp4")
+    """Also .mkv, .mov, or .gif and .webp, which pages show like pictures."""
+    at: tuple[Count, ...] = ()
+    """Moments of training, in env steps, of checkpoints or of policies that kstep train
+    --save-policies-every kept; the default is the newest."""
+    overlay: tuple[Overlay, ...] = ()
+    """What to draw over the pictures: the actions, the reward so far, where the encoder looks, and
+    how well KSL's transition model predicted what came."""
+    label: bool = True
+    """Name the run and the moment in each picture."""
     episodes: Positive = 1
     seed: Count = 0
+    """Which episodes: the same seed repeats the same starts."""
     height: int = 480
+    """Of each picture, in pixels."""
     width: int = 640
     camera: int | None = None
     """A camera's number; the default is the agent's own."""
@@ -73,10 +95,33 @@ class Film:
     device: str = "cpu"
 
     def __call__(self) -> None:
+        for run in self.runs:
+            zoo.check(run)
         from kstep.report.film import film
 
-        result = film(**vars(self))
-        say(terminal(), f"{self.output}: return {result.mean:.1f}")
+        console = terminal()
+        for title, result in film(**self.rest()).items():
+            say(console, f"return {result.mean:.1f}: {title}")
+        say(console, str(self.output))
+
+
+@dataclass(frozen=True)
+class Trust:
+    """Allow a run folder to have its environment's modules imported; asked for once per folder.
+
+    Example: kstep trust runs/gym-Arm-v0/ksl-cpu/seed1
+    """
+
+    run: Positional[Path]
+    """A run folder."""
+
+    def __call__(self) -> None:
+        from kstep.run import trust
+        from kstep.run.folder import Run
+
+        modules = trust.allow(Run.open(self.run))
+        what = ", ".join(modules) if modules else "nothing: it needs no module"
+        say(terminal(), f"{self.run} may import {what}")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import torch
 
 from kstep import names, style
 from kstep.analysis.evaluation_set import EvaluationSet
-from kstep.analysis.options import Request
+from kstep.analysis.options import KNOWN, Request
 from kstep.analysis.questions import GROUPS, QUESTIONS, Answer, analyze_all, subjects
 from kstep.analysis.tables import Row
 from kstep.report import environments, paper, wall_clock
@@ -47,8 +47,7 @@ def run(request: Request, say: Callable[[str], None]) -> list[Path]:
         return wall_clock.write(ended or folders, output, left_out)
     if question == "environments":
         return environments.write(output)
-    known = (*QUESTIONS, *GROUPS, *COMPARISONS, "wall-clock", "environments")
-    names.require(question, known, "question")
+    names.require(question, KNOWN, "question")
     experiment = "gradient-angles" if question == "gradients" else "representations"
     questions = GROUPS.get(question, (question,))
     states = None if request.on is None else EvaluationSet.load(request.on)

@@ -9,10 +9,12 @@ from kstep.run.load import opened
 from kstep.terminal import say, terminal
 
 
-def show(run: Path, *, episodes: int, seed: int, device: str = "cpu") -> None:
+def show(
+    run: Path, *, episodes: int, seed: int, device: str = "cpu", at: int | None = None
+) -> None:
     """Evaluate the run's policy and print its returns; the same seed repeats the same starts."""
     console = terminal()
-    with opened(run, device, lanes=episodes) as (agent, lanes, counts):
+    with opened(run, device, lanes=episodes, at=at) as (agent, lanes, counts):
         say(console, str(lanes[0].sight))
         result = evaluate(agent, lanes, evaluation_seeds(seed, -1, episodes))
     say(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal, TypeAlias
 
-from kstep import names, plugins
+from kstep import names, plugins, zoo
 from kstep.envs import tasks
 from kstep.sweep import experiments
 
-Listing: TypeAlias = Literal["methods", "encoders", "tasks", "presets", "experiments"]
+Listing: TypeAlias = Literal["methods", "encoders", "tasks", "presets", "experiments", "zoo"]
 
 
 def lines(what: Listing) -> Iterator[str]:
@@ -18,6 +18,11 @@ def lines(what: Listing) -> Iterator[str]:
         for name in tasks.names():
             yield f"{name:28} action repeat {tasks.parse(name).action_repeat}"
         yield f"{'gym:<id>':28} any Gymnasium environment with Box or Discrete actions"
+    elif what == "zoo":
+        for name in zoo.agents():
+            yield f"{zoo.PREFIX + name:28} {zoo.card(zoo.HOME / name).line()}"
+        if not zoo.agents():
+            yield "this installation comes without trained agents"
     elif what == "experiments":
         for name in experiments.shipped():
             yield f"{name:16} {experiments.read(name).title}"

@@ -30,7 +30,7 @@ from kstep.data.replay import Replay
 from kstep.data.ring import Counters
 from kstep.files import fingerprint, part_of
 from kstep.rng import StreamPositions
-from kstep.run import legacy
+from kstep.run import legacy, on_demand
 from kstep.run.episode import Episode, EpisodeSoFar
 from kstep.run.folder import LogName, Run, checkpoint_age
 from kstep.run.log import Written, before
@@ -138,10 +138,15 @@ def save(run: Run, session: Session, positions: Positions) -> Path:
     return final
 
 
-def load_weights(run: Run, agent: Agent, passed_over: Callable[[str], None]) -> Counts:
-    """Load the newest intact checkpoint's weights, for acting only; frames are not read.
-    `passed_over` is told of newer ones that are damaged."""
-    folder, state = newest(run, passed_over=passed_over)
+def load_weights(
+    run: Run,
+    agent: Agent,
+    passed_over: Callable[[str], None] | None = None,
+    use: Callable[[Weights], None] = lambda state: None,
+) -> Counts:
+    """Load the weights of the newest intact checkpoint that `use` does not refuse, for acting only;
+    frames are not read. `passed_over` is told of newer ones that are damaged."""
+    folder, state = newest(run, use, passed_over or (lambda problem: None))
     _load_agent(agent, folder, state)
     return state.counts
 
@@ -259,7 +264,8 @@ def newest(
         for problem in problems:
             passed_over(f"{run.checkpoints}/{problem}")
         return folder, state
-    detail = "".join(f"\n  {problem}" for problem in problems) or ": none was written yet"
+    detail = "".join(f"\n  {problem}" for problem in problems)
+    detail = detail or f": {on_demand.first_checkpoint(run)}"
     raise KstepError(f"{run.folder} has no usable checkpoint{detail}")
 
 

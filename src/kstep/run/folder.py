@@ -1,6 +1,7 @@
 """A run folder: the one place that knows its layout, its lock, its logs and how far it is.
 
-config.json         the experiment and its digest; what computes the encoder's convolutions
+config.json         the experiment and its digest; what computes the encoder's convolutions;
+                    what the environment turned out to be
 system.json         versions, processor, rendering, commit: where it was computed
 evaluations.jsonl   one line per evaluation, every episode's return
 metrics.jsonl       one line per logged update
@@ -8,6 +9,7 @@ clock.jsonl         how long it took, one line per evaluation and checkpoint
 checkpoints/        the last two, each a folder
 replay/             frames in segments, shared by the checkpoints
 encoders/           encoders over training, where asked for
+policies/           policies over training, where asked for
 frozen_encoder.safetensors   the encoder of another run, where this one uses it without training
 tensorboard/        events, where asked for
 wandb/              what Weights & Biases keeps, where asked for
@@ -22,6 +24,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import math
 import os
 import re
 from collections.abc import Iterator
@@ -33,13 +36,16 @@ from typing import Annotated, Any, BinaryIO, Literal, TypeAlias, get_args
 import annotated_types as at
 import numpy as np
 
-from kstep import reading
+from kstep import reading, zoo
 from kstep.config import Experiment, digest
+from kstep.envs.actions import Actions, BoxActions
+from kstep.envs.sight import Sight
 from kstep.errors import Busy, KstepError
 from kstep.files import Tree, part_of, refuse_special
 from kstep.native import Backend
 from kstep.reading import json_lines, last_json_line
 from kstep.run import legacy
+from kstep.types import EnvSpec
 from kstep.values import Count, decode, difference, encode
 
 FORMAT = 2
@@ -47,6 +53,9 @@ FORMAT = 2
 
 LogName: TypeAlias = Literal["metrics", "evaluations"]
 LOGS: tuple[LogName, ...] = get_args(LogName)
+
+Module = Annotated[str, at.MaxLen(4096), at.Predicate(str.isprintable)]
+"""A module's name, or a file's path."""
 
 LARGEST_RETURN = 1e50
 """Rewards fit single precision, so no return is larger; squares of these still fit double
@@ -90,6 +99,29 @@ class Attempt:
     """The end of its output, traceback included, if it failed."""
 
 
+LARGEST_FRAME = 1 << 28
+"""Numbers in one frame; such an image would have 9,000 pixels a side."""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What the environment of a run turned out to be: all that its policy needs to act."""
+
+    spec: EnvSpec
+    actions: Actions
+    sight: Sight
+
+    def __post_init__(self) -> None:
+        spec, actions, shape = self.spec, self.actions, self.sight.shape
+        fits = spec.frame_shape == shape and math.prod(shape) <= LARGEST_FRAME
+        if isinstance(actions, BoxActions):
+            sizes = {len(actions.low), len(actions.high), math.prod(actions.shape)}
+            fits = fits and sizes == {spec.action_dim}
+            fits = fits and actions.dtype in ("float16", "float32", "float64")
+        if not fits or actions.dim != spec.action_dim or actions.kind != spec.actions:
+            raise KstepError("the sizes of frames and actions do not agree with each other")
+
+
 class RunFolder:
     """Where a run keeps everything it writes, whatever the run is."""
 
@@ -103,6 +135,8 @@ class RunFolder:
         self.checkpoints = folder / "checkpoints"
         self.replay = folder / "replay"
         self.encoders = folder / "encoders"
+        self.policies = folder / "policies"
+        self.policy_file = folder / "policy.safetensors"
         self.frozen_encoder = folder / "frozen_encoder.safetensors"
         self.tensorboard = folder / "tensorboard"
         self.wandb = folder / "wandb"
@@ -113,23 +147,30 @@ class RunFolder:
         self.tree, self._beside = Tree(folder), Tree(folder.parent)
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self, *note: str) -> Iterator[None]:
         """Keep every other process from writing this run, whose folder is made if it is missing.
-        The system frees the lock of the dead."""
+        The system frees the lock of the dead. The lock file has the process and the note, a word
+        per line."""
         self.tree.make(self.folder)
         with self.tree.open(self.lock_file) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                file.seek(0)
-                writer = file.read(40).decode(errors="replace").strip() or "?"
+                writer = [*self.lock_note(), "?"][0]
                 raise Busy(f"{self.folder} is being written by process {writer}") from None
             if not _leads_to(self.lock_file, file):
                 raise Busy(f"{self.folder} was replaced while it was being locked")
             file.truncate(0)
-            file.write(str(os.getpid()).encode())
+            file.write("\n".join([str(os.getpid()), *note]).encode())
             file.flush()
             yield
+
+    def lock_note(self) -> list[str]:
+        """Return the words in the lock file: a process, perhaps one that is gone, and its note."""
+        try:
+            return reading.contents(self.lock_file, 200).decode(errors="replace").split()
+        except KstepError:
+            return []
 
     def is_locked(self) -> bool:
         """Whether a process is writing this run, on this machine or on another sharing the disk."""
@@ -154,17 +195,17 @@ class RunFolder:
         for path in self._files():
             refuse_special(path)
             refuse_special(part_of(path))
-        for name in ("checkpoints", "replay", "encoders", "tensorboard", "wandb"):
-            refuse_special(self.folder / name)
+        for path in (*self._folders(), self.tensorboard, self.wandb):
+            refuse_special(path)
         inside = ("checkpoints/[0-9]*", "checkpoints/[0-9]*/*", "replay/*frames*")
-        for pattern in (*inside, "encoders/[0-9]*", "tensorboard/*"):
+        for pattern in (*inside, "encoders/[0-9]*", "policies/[0-9]*", "tensorboard/*"):
             for path in self.folder.glob(pattern):
                 refuse_special(path)
 
     def incomplete(self) -> list[Path]:
         """Return what was being written, or removed, when a process was killed."""
         parts = [path for path in map(part_of, self._files()) if path.is_file()]
-        for folder in (self.checkpoints, self.replay, self.encoders):
+        for folder in self._folders():
             parts += folder.glob("*.part")
         return parts
 
@@ -172,6 +213,9 @@ class RunFolder:
         written = [self.config_file, self.system_file, self.frozen_encoder, self.lock_file]
         written.append(self.clock_file)
         return written + [self.log(name) for name in LOGS]
+
+    def _folders(self) -> list[Path]:
+        return [self.checkpoints, self.replay, self.encoders, self.policies]
 
     def log(self, name: str) -> Path:
         return self.folder / f"{name}.jsonl"
@@ -200,8 +244,11 @@ class RunFolder:
 
     def saved_encoders(self) -> list[Path]:
         """Return the encoders saved during training, oldest first."""
-        found = self.encoders.glob("[0-9]*.safetensors")
-        return sorted((path for path in found if re.fullmatch("[0-9]+", path.stem)), key=_mark)
+        return _marked(self.encoders)
+
+    def saved_policies(self) -> list[Path]:
+        """Return the policies saved during training, oldest first."""
+        return _marked(self.policies)
 
     def reached(self) -> int:
         """Return the env_steps of the newest evaluation or logged update, whichever is further."""
@@ -260,12 +307,18 @@ class Run(RunFolder):
         experiment: Experiment,
         encoder_backend: Backend | None = None,
         written_digest: str | None = None,
+        imports: tuple[str, ...] = (),
+        environment: Environment | None = None,
     ) -> None:
         super().__init__(folder)
         self.experiment = experiment
         self.encoder_backend = encoder_backend
         """What computes the encoder's convolutions: settled when the run first starts, then kept,
         since it decides the last bits. None before that."""
+        self.imports = imports
+        """Modules that register its environment; trust.py says when they may be imported."""
+        self.environment = environment
+        """None before the run first starts, and in runs from before it was stored."""
         self.digest = digest(experiment)
         self.written_digest = written_digest or self.digest
         """What identifies the experiment in the folder's files: another one in runs of format 1."""
@@ -295,12 +348,14 @@ class Run(RunFolder):
         present = cls.open(folder)
         if present.digest != digest(experiment):
             raise KstepError(_other_experiment(present, experiment))
-        return cls(folder, experiment, present.encoder_backend, present.written_digest)
+        known = (present.encoder_backend, present.written_digest, present.imports)
+        return cls(folder, experiment, *known, present.environment)
 
     def begin(self) -> None:
         """Write down which experiment the folder holds, once it is locked and looked at."""
         about: dict[str, Any] = {"format": FORMAT, "digest": self.digest}
-        about |= {"encoder_backend": self.encoder_backend}
+        about |= {"encoder_backend": self.encoder_backend, "environment": encode(self.environment)}
+        about |= {"imports": list(self.imports)} if self.imports else {}
         about |= {"experiment": encode(self.experiment)}
         self.tree.write_json(self.config_file, about)
         for path in (self.checkpoints, self.replay):
@@ -308,7 +363,8 @@ class Run(RunFolder):
 
     @classmethod
     def open(cls, folder: Path) -> Run:
-        """Open a run that exists."""
+        """Open a run that exists, or an agent that comes with the package (`zoo:NAME`)."""
+        folder = zoo.located(folder)
         path = folder / "config.json"
         try:
             data = reading.json_file(path)
@@ -320,7 +376,9 @@ class Run(RunFolder):
                 Backend | None, data.get("encoder_backend", "torch"), "encoder_backend"
             )
             written = decode(str | None, data.get("digest"), "digest")
-            run = cls(folder, _experiment(data), backend, written)
+            imports = decode(tuple[Module, ...], data.get("imports", []), "imports")
+            environment = decode(Environment | None, data.get("environment"), "environment")
+            run = cls(folder, _experiment(data), backend, written, imports, environment)
             expected = run.digest
             if data.get("format") is None:
                 expected = legacy.digest(data["experiment"])
@@ -387,5 +445,8 @@ def _leads_to(path: Path, file: BinaryIO) -> bool:
         return False
 
 
-def _mark(path: Path) -> int:
-    return int(path.stem)
+def _marked(folder: Path) -> list[Path]:
+    """Return the files that were saved for marks, oldest first."""
+    found = folder.glob("[0-9]*.safetensors")
+    named = (path for path in found if re.fullmatch("[0-9]+", path.stem))
+    return sorted(named, key=lambda path: int(path.stem))

@@ -6,35 +6,36 @@ import time
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress, ProgressColumn, Task
+from rich.text import Text
 
 from kstep.terminal import say
 from kstep.types import Counts
 
 if TYPE_CHECKING:
     from kstep.run.evaluate import Evaluation
+    from kstep.run.folder import Evaluated
+
+BAR = 16
+"""Characters of the bar."""
 
 
 class ProgressReport:
     """A progress bar on a terminal while its `bar` is entered, plain lines elsewhere."""
 
-    def __init__(self, title: str, budget: int, console: Console) -> None:
+    def __init__(
+        self, title: str, budget: int, console: Console, newest: Evaluated | None = None
+    ) -> None:
+        """`newest` is the last evaluation of a run that is resumed."""
         self._budget = budget
         self._started: tuple[float, int] | None = None
         self._last_line = time.monotonic()
-        self.bar = Progress(
-            TextColumn("{task.description}", style="bold", markup=False),
-            BarColumn(bar_width=16),
-            TextColumn("{task.completed:>7,.0f}/{task.total:,.0f} env steps"),
-            TextColumn("{task.fields[speed]}"),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[left]}", style="cyan"),
-            TextColumn("{task.fields[evaluation]}", style="green"),
-            console=console,
-            disable=not console.is_terminal,
-        )
+        self.bar = Progress(_Line(console), console=console, disable=not console.is_terminal)
+        evaluation = ("not evaluated yet", "")
+        if newest is not None:
+            evaluation = _newest(newest.mean, newest.env_steps)
         self._task = self.bar.add_task(
-            title, total=budget, speed="", left="", evaluation="not evaluated yet"
+            title, total=budget, speed="", left="", evaluation=evaluation
         )
 
     def say(self, text: str) -> None:
@@ -46,8 +47,7 @@ class ProgressReport:
             f"  {counts.env_steps:>7,} env steps: return {evaluation.mean:7.1f} "
             f"± {evaluation.std:.1f} over {episodes} episode{'s' if episodes != 1 else ''}"
         )
-        newest = f"return {evaluation.mean:.0f} at {counts.env_steps:,}"
-        self.bar.update(self._task, evaluation=newest)
+        self.bar.update(self._task, evaluation=_newest(evaluation.mean, counts.env_steps))
         if self._started is not None:
             # The time it took says nothing about the speed of learning.
             self._started = (self._started[0] + seconds, self._started[1])
@@ -72,6 +72,49 @@ class ProgressReport:
                 f"  {counts.env_steps:>7,}/{self._budget:,} env steps, "
                 f"{counts.decisions:,} decisions, {counts.updates:,} updates{rest}"
             )
+
+
+class _Line(ProgressColumn):
+    """All of the bar in one line: what matters least is left out where the terminal is narrow."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+
+    def render(self, task: Task) -> Text:
+        done, budget = int(task.completed), int(task.total or 0)
+        share = done / budget if budget else 1.0
+        filled = round(BAR * share)
+        parts = {
+            "title": (task.description, "bold"),
+            "bar": ("━" * filled + "╌" * (BAR - filled), "cyan"),
+            "count": (f"{done:,}/{budget:,} env steps", ""),
+            "speed": (task.fields["speed"], ""),
+            "elapsed": (clock(task.elapsed or 0.0), ""),
+            "left": (task.fields["left"], "cyan"),
+            "evaluation": ("".join(task.fields["evaluation"]), "green"),
+        }
+        shorter = (
+            ("speed", ""),
+            ("elapsed", ""),
+            ("count", f"{done:,}/{budget:,}"),
+            ("evaluation", task.fields["evaluation"][0]),
+            ("bar", ""),
+            ("count", f"{share:.0%}"),
+            ("evaluation", ""),
+            ("title", ""),
+        )
+        for name, text in shorter:
+            if sum(len(text) + 2 for text, _ in parts.values() if text) - 2 <= self._console.width:
+                break
+            parts[name] = (text, parts[name][1])
+        shown = [part for part in parts.values() if part[0]]
+        return Text("  ").join(Text(*part, no_wrap=True) for part in shown)
+
+
+def _newest(mean: float, env_steps: int) -> tuple[str, str]:
+    """Return what the bar says of an evaluation, and what it adds where there is room."""
+    return f"return {mean:.0f}", f" at {env_steps:,}"
 
 
 def clock(seconds: float) -> str:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn, TypeAlias
 
@@ -24,7 +25,7 @@ from kstep.envs import ControlEnv
 from kstep.errors import Stopped as Stopped
 from kstep.errors import as_faults
 from kstep.rng import Streams, episode_seed
-from kstep.run import checkpoint, preflight, saved_encoders, system
+from kstep.run import checkpoint, policies, preflight, saved_encoders, system, trust
 from kstep.run.callbacks import Callback, Callbacks, Outcome, asked_for
 from kstep.run.checkpoint import Positions, Session
 from kstep.run.clock import Clock
@@ -63,6 +64,7 @@ class _Stop:
 
     def __init__(self) -> None:
         self.signal: int | None = None
+        self.checkpoint_wanted = False
         self._waiting_since: float | None = None
         self._timer_before = (0.0, 0.0)
 
@@ -72,6 +74,10 @@ class _Stop:
         if self.signal is None:
             self.signal = number
             self._timer_before = signal.setitimer(signal.ITIMER_REAL, PATIENCE, 1.0)
+
+    def want_checkpoint(self, number: int, frame: FrameType | None) -> None:
+        """Somebody asks for a checkpoint now (SIGUSR1)."""
+        self.checkpoint_wanted = True
 
     def alarm(self, number: int, frame: FrameType | None) -> None:
         """End a wait that has been too long; called every second once a stop was asked for."""
@@ -122,19 +128,21 @@ def train(
     )
     try:
         cleared = preflight.check(run, runtime, env)
-        run.encoder_backend = cleared.backend.backend
+        run.encoder_backend, run.environment = cleared.backend.backend, cleared.environment
         streams = Streams(experiment.seed, system.device(runtime.device))
         system.use_tf32(getattr(experiment.method.encoder, "precision", "") == "tf32")
         agent = Agent(experiment.method, cleared.spec, streams, runtime.device, run.encoder_backend)
         with (
             as_faults(lambda: checkpoint.describe(run)),
-            run.locked(),
+            _deaf_to_requests(),
+            run.locked(f"{runtime.checkpoint_minutes:g}"),
             system.threads(runtime.threads),
         ):
             encoder = preflight.look_again(run, runtime, cleared)
             if _is_done(run, console):
                 return
             run.begin()
+            trust.remember(run)
             if encoder is not None and not run.frozen_encoder.exists():
                 data = reading.contents(encoder, reading.LARGEST_TENSORS)
                 run.tree.write(run.frozen_encoder, data)
@@ -177,7 +185,7 @@ class _Trainer:
             session.agent.take_encoder(saved_encoders.load(run.frozen_encoder).encoder)
         self.stop, self.clock = _Stop(), Clock(run)
         self.lanes: list[ControlEnv] = []
-        self.encoder_saved_at: int | None = None
+        self.saved_at: dict[Path, int] = {}
 
     def bring_to_budget(self) -> None:
         counts, session = self.session.counts, self.session
@@ -198,13 +206,15 @@ class _Trainer:
         for log in logs:
             if log.lost:
                 say(self.console, f"{log.lost} bytes of {log.path.name} are lost")
-        self.evaluated_at = {row.mark: row.env_steps for row in self.run.evaluations()}
+        evaluations = self.run.evaluations()
+        self.evaluated_at = {row.mark: row.env_steps for row in evaluations}
         outcome: Outcome = "failed"
         name, preset = self.experiment.method.name, self.experiment.preset
         title = f"{name} ({preset}) {self.experiment.env.task}"
         try:
             self.callbacks.start(self.run, counts)
-            self.progress = ProgressReport(title, self.experiment.env_steps, self.console)
+            budget, newest = self.experiment.env_steps, evaluations[-1] if evaluations else None
+            self.progress = ProgressReport(title, budget, self.console, newest)
             with self.progress.bar, _catching_signals() as self.stop:
                 self.health = Health(session.agent, session.replay, self.progress.say)
                 self._loop()
@@ -237,17 +247,19 @@ class _Trainer:
             if self.stop.signal is not None:
                 self._save_and_stop(self.stop.signal)
             self._evaluate_if_due()
-            self._save_encoder_if_due()
+            self._save_parts_if_due()
             self._decide()
             self.progress.advanced(counts, counts.updates > 0)
             due = time.monotonic() - saved > 60 * self.runtime.checkpoint_minutes
+            due |= self.stop.checkpoint_wanted
             # A checkpoint at the budget says that the run is done: it has the last evaluation.
             if due and counts.env_steps < budget:
+                self.stop.checkpoint_wanted = False
                 self._save()
                 saved = time.monotonic()
         if counts.env_steps not in self.evaluated_at.values():
             self._evaluate(counts.env_steps)
-        self._save_encoder_if_due(last=True)
+        self._save_parts_if_due(last=True)
         self._save()
 
     def _decide(self) -> None:
@@ -351,22 +363,27 @@ class _Trainer:
         self.callbacks.tell("evaluation", counts, result)
         self.progress.evaluated(counts, result, time.monotonic() - started)
 
-    def _save_encoder_if_due(self, *, last: bool = False) -> None:
-        """Save the encoder once for every mark, as soon as env_steps reach it.
+    def _save_parts_if_due(self, *, last: bool = False) -> None:
+        """Save the encoder and the policy once for every mark of theirs, as soon as env_steps reach
+        it.
 
         After an interruption, marks passed since the checkpoint are reached again and their files
         replaced by equal ones.
         """
-        every, env_steps = self.runtime.save_encoders_every, self.session.counts.env_steps
-        if every is None:
-            return
-        mark = env_steps if last and env_steps % every else env_steps // every * every
-        # A checkpoint may lie between marks: the one behind it was saved before.
-        behind = self.run.encoders / f"{mark:09d}.safetensors"
-        first_look = self.encoder_saved_at is None and env_steps > mark and behind.exists()
-        if mark != self.encoder_saved_at and not first_look:
-            saved_encoders.save(self.run, self.session.agent, self.session.counts, mark)
-        self.encoder_saved_at = mark
+        runtime, run, env_steps = self.runtime, self.run, self.session.counts.env_steps
+        for every, folder, save in (
+            (runtime.save_encoders_every, run.encoders, saved_encoders.save),
+            (runtime.save_policies_every, run.policies, policies.save),
+        ):
+            if every is None:
+                continue
+            mark = env_steps if last and env_steps % every else env_steps // every * every
+            # A checkpoint may lie between marks: the one behind it was saved before.
+            behind = folder / f"{mark:09d}.safetensors"
+            first_look = folder not in self.saved_at and env_steps > mark and behind.exists()
+            if mark != self.saved_at.get(folder) and not first_look:
+                save(run, self.session.agent, self.session.counts, mark)
+            self.saved_at[folder] = mark
 
     def _log(self, values: dict[str, float]) -> None:
         """Write a line of metrics."""
@@ -392,12 +409,28 @@ class _Trainer:
 
 
 @contextmanager
+def _deaf_to_requests() -> Iterator[None]:
+    """Whoever holds a run's lock may be asked for a checkpoint: before it can answer, and after,
+    that must not end it."""
+    try:
+        before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    except ValueError:  # not the main thread: whoever owns it handles signals
+        before = None
+    try:
+        yield
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGUSR1, before)
+
+
+@contextmanager
 def _catching_signals() -> Iterator[_Stop]:
     stop = _Stop()
     handlers: dict[int, Handler] = {
         signal.SIGINT: stop,
         signal.SIGTERM: stop,
         signal.SIGALRM: stop.alarm,
+        signal.SIGUSR1: stop.want_checkpoint,
     }
     try:
         before = {number: signal.signal(number, handler) for number, handler in handlers.items()}

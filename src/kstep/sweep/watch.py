@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, nullcontext
 from itertools import islice
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -19,7 +19,7 @@ from kstep.sweep import cost, plan
 from kstep.sweep.engines import Engine, Outcome, Slot
 from kstep.sweep.experiments import Sweep
 from kstep.sweep.plan import RunSpec, State, Status
-from kstep.terminal import say
+from kstep.terminal import Column, say, table
 from kstep.types import Backend
 
 SYMBOLS: dict[State, tuple[str, str]] = {
@@ -45,7 +45,8 @@ def show_plan(sweep: Sweep, specs: Sequence[RunSpec], console: Console, backend:
     for preset in sweep.presets:
         if preset != "paper":
             say(console, f"preset {preset}: not the paper's sizes", "yellow")
-    console.print(_grid(specs, statuses))
+    for block in _grid(specs, statuses, console.width):
+        console.print(block, crop=False)
     legend = [(f"  {symbol} {state}", colour) for state, (symbol, colour) in SYMBOLS.items()]
     say(console, Text.assemble("one symbol per seed:", *legend))
     counts = Counter(status.state for status in statuses)
@@ -110,7 +111,8 @@ def conduct(
             # Not after every run: the table needs reads of its own, and many may end at once.
             if screen is not None and (event is None or time.monotonic() > drawn + 0.5):
                 drawn = time.monotonic()
-                screen.update(_table(waiting, outcomes, len(todo), drawn - started))
+                elapsed = drawn - started
+                screen.update(_table(waiting, outcomes, len(todo), elapsed, console.width))
     return outcomes
 
 
@@ -157,32 +159,53 @@ def _counts(outcomes: dict[RunSpec, Outcome]) -> str:
     return ", ".join(f"{number} {result}" for result, number in sorted(counts.items()))
 
 
-def _grid(specs: Sequence[RunSpec], statuses: Sequence[Status]) -> Table:
-    cells: dict[tuple[str, str], Text] = {}
+def _grid(
+    specs: Sequence[RunSpec], statuses: Sequence[Status], width: int
+) -> Iterator[Table | Text]:
+    """Yield the grid of methods and tasks: one table, or several where tasks are too many."""
+    cells: dict[str, dict[tuple[str, str], Text]] = {}
     for spec, status in sorted(zip(specs, statuses, strict=True), key=lambda pair: pair[0].seed):
-        row = f"{spec.folder.parent.name} {spec.env_steps:,}"
-        cell = cells.setdefault((row, spec.task), Text())
+        row = spec.folder.parent.name, f"{spec.env_steps:,}"
+        cell = cells.setdefault(spec.task, {}).setdefault(row, Text())
         cell.append(*SYMBOLS[status.state])
-    table = Table("method, preset, env steps", box=None)
-    tasks = list(dict.fromkeys(task for _, task in cells))
-    for task in tasks:
-        table.add_column(task)
-    for row in dict.fromkeys(row for row, _ in cells):
-        table.add_row(row, *(cells.get((row, task), Text()) for task in tasks))
-    return table
+    rows = list(dict.fromkeys(row for own in cells.values() for row in own))
+    left = (Column("method, preset"), Column("env steps", "right"))
+    before = sum(max(len(c.title), *(len(row[i]) for row in rows)) + 2 for i, c in enumerate(left))
+    across = max(len(cell) for own in cells.values() for cell in own.values()) + 2
+    plain = before + sum(max(len(task) + 2, across) for task in cells) <= width + 2
+    count = len(cells) if plain else max(1, (width + 2 - before) // across)
+    for tasks in (list(cells)[i : i + count] for i in range(0, len(cells), count)):
+        # Where names do not fit side by side, each has a line of its own, above its column.
+        for i in [] if plain else reversed(range(len(tasks))):
+            name = f"{tasks[i]} ┐"
+            bars = f"{'':{across - 1}}│" * (len(tasks) - 1 - i)
+            yield Text(f"{name:>{before + across * i + 1}}{bars}", no_wrap=True, overflow="ignore")
+        columns = [Column(task if plain else "│".ljust(across - 2)) for task in tasks]
+        lines: list[list[str | Text]] = [
+            [*row, *(cells[task].get(row, Text()) for task in tasks)] for row in rows
+        ]
+        yield table([*left, *columns], lines, width)
 
 
 def _table(
-    waiting: Iterable[RunSpec], outcomes: dict[RunSpec, Outcome], total: int, seconds: float
-) -> Table:
+    waiting: Iterable[RunSpec],
+    outcomes: dict[RunSpec, Outcome],
+    total: int,
+    seconds: float,
+    width: int,
+) -> Group:
     counts = _counts(outcomes) or "none yet"
     ended = f"{len(outcomes)} of {total} ended ({counts}), {clock(seconds)}"
-    table = Table("run", "state", "env steps", box=None, title=ended, title_justify="left")
-    table.title_style = "none"
     # Queues are processed from the front, so running ones are near the first that is not done.
-    for spec in islice(waiting, SHOWN):
-        status = plan.status(spec)
-        if status.state == "running":
-            part = f"{status.env_steps:,} / {spec.env_steps:,}"
-            table.add_row(spec.label, Text("running", SYMBOLS["running"][1]), part)
-    return table
+    statuses = [(spec, plan.status(spec)) for spec in islice(waiting, SHOWN)]
+    rows = [
+        (
+            spec.label,
+            Text("running", SYMBOLS["running"][1]),
+            f"{at.env_steps:,} / {spec.env_steps:,}",
+        )
+        for spec, at in statuses
+        if at.state == "running"
+    ]
+    columns = (Column("run"), Column("state", rank=1), Column("env steps", "right"))
+    return Group(Text(ended), table(columns, rows, width))
