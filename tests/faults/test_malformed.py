@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -27,8 +28,9 @@ def test_some_malformed_files_end_in_a_sentence(kind: Kind, specimen: Specimen) 
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_thousands_of_malformed_files_end_in_a_sentence(kind: Kind, specimen: Specimen) -> None:
-    results = {examine(specimen, kind, seed).result for seed in range(MANY)}
-    assert results & {"refused", "left out"}
+    results = Counter(examine(specimen, kind, seed).result for seed in range(MANY))
+    print(f"{kind.name}: {results}")
+    assert results["refused"] + results["left out"] > 0
 
 
 def test_what_is_intact_is_accepted(specimen: Specimen, tmp_path: Path) -> None:

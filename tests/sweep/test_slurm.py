@@ -138,7 +138,7 @@ def test_a_real_slurm_executes_the_debug_sweep(
 @pytest.mark.usefixtures("slurm")
 def test_a_requeued_job_resumes_bit_for_bit(tmp_path: Path) -> None:
     (alone,) = specs_in(tmp_path / "alone", "ksl", env_steps=2_000)
-    list(Local().run([alone], OFTEN, 0))
+    list(Local().run([alone], Slot(), 0))
     (spec,) = specs_in(tmp_path / "requeued", "ksl", env_steps=2_000)
     events, requeued, begun = Slurm(minutes=60).run([spec], OFTEN, 1), 0, time.monotonic()
     outcome = None
