@@ -136,7 +136,7 @@ class Replay:
         self.length, self.rng = 0, rng
 
     def add(self, *transition: object) -> None:
-        rows: tuple[np.ndarray, ...] = (self.image, self.next_image, self.action)
+        rows: tuple[Array, ...] = (self.image, self.next_image, self.action)
         rows += (self.reward, self.terminated, self.ended)
         for row, value in zip(rows, transition, strict=True):
             row[self.length] = value

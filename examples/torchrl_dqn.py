@@ -69,7 +69,14 @@ def main(decisions: int = 20_000, seed: int = 1) -> float:
     policy = TensorDictSequential(actor, greedy)
     returns: list[float] = []
     total = 0.0
-    for collected in Collector(env, policy, frames_per_batch=4, total_frames=decisions):
+    collector = Collector(
+        env,
+        policy,
+        frames_per_batch=4,
+        total_frames=decisions,
+        auto_register_policy_transforms=False,  # only recurrent policies need them
+    )
+    for collected in collector:
         buffer.extend(collected)
         greedy.step(4)
         for reward, done in zip(

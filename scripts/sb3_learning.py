@@ -8,8 +8,9 @@ default, with and without `KSLCallback()`, whose settings are its defaults. Eval
 first decision and after every 1,000: the greedy return of 20 episodes, whose starts are the same
 each time. Shown: the mean over seeds, and each seed.
 
-Writes <out>.csv (one row per evaluation episode) and <out>.png. What the CSV has already is not run
-again, so an interrupted command can be repeated.
+Writes <out>.csv (one row per evaluation episode) and <out>.png, prints a table. What the CSV has
+already is not run again, so an interrupted command can be repeated. All six runs take about half an
+hour on one free core: 3 minutes each without KSL, 8 with it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from stable_baselines3 import SAC
@@ -28,12 +28,15 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
 
+from kstep import style
+from kstep.analysis.curves import canvas, save
 from kstep.envs import EnvConfig, make
 from kstep.files import write_atomically
 from kstep.interop.stable_baselines3 import KSLCallback
 
 DECISIONS, EVERY, EPISODES, SEEDS = 8_000, 1_000, 20, (1, 2, 3)
-ARMS = {"sac": "#2c6fbb", "sac+ksl": "#c0392b"}
+ARMS = {"sac": "sac_pixel", "sac+ksl": "ksl"}
+"""What is compared, and the method of ours whose colour it has."""
 SETTINGS: dict[str, Any] = {
     "learning_rate": 1e-3,
     "buffer_size": DECISIONS,
@@ -115,25 +118,33 @@ def means(rows: list[Row], arm: str, seed: int) -> dict[int, float]:
 
 
 def draw(rows: list[Row], path: Path) -> None:
-    figure, axes = plt.subplots(figsize=(7.2, 4.2), dpi=160)
-    for arm, colour in ARMS.items():
+    figure = canvas(7.2, 4.2)
+    axes, looks = figure.subplots(), style.looks(ARMS.values())
+    for arm, like in ARMS.items():
         curves = [means(rows, arm, seed) for seed in SEEDS if means(rows, arm, seed)]
         for curve in curves:
-            axes.plot([*curve], [*curve.values()], color=colour, alpha=0.3, linewidth=1)
+            thin = {**looks[like].line(), "alpha": 0.35, "linewidth": 1, "marker": ""}
+            axes.plot([*curve], [*curve.values()], **thin)
         if curves:
             middle = np.mean([[*curve.values()] for curve in curves], axis=0)
             label = f"{arm}, mean of {len(curves)} seeds"
-            axes.plot([*curves[0]], middle, color=colour, marker="o", markersize=3.5, label=label)
+            axes.plot([*curves[0]], middle, label=label, **looks[like].line())
     axes.set_xlabel("decisions")
     axes.set_ylabel(f"return (mean of {EPISODES} greedy episodes)")
-    axes.set_title("toy_reach from pixels, Stable-Baselines3's SAC", loc="left")
+    axes.set_title("toy_reach from pixels, Stable-Baselines3's SAC")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25)
-    axes.legend(frameon=False, fontsize=8, loc="upper left")
-    figure.tight_layout()
-    figure.savefig(path)
-    plt.close(figure)
+    axes.legend(fontsize=8, loc="upper left")
+    save(figure, path)
+
+
+def tell(rows: list[Row]) -> None:
+    """Print a table of means, a column per run, as docs/results has it."""
+    runs = [(arm, seed) for arm in ARMS for seed in SEEDS if means(rows, arm, seed)]
+    print("| decisions |", " | ".join(f"{arm}, seed {seed}" for arm, seed in runs), "|")
+    print("|---|" + "---|" * len(runs))
+    for mark in sorted({row[2] for row in rows}):
+        cells = [f"{means(rows, *run).get(mark, float('nan')):.1f}" for run in runs]
+        print(f"| {mark:,} |", " | ".join(cells), "|")
 
 
 def main() -> None:
@@ -157,6 +168,7 @@ def main() -> None:
             shown = {mark: round(mean, 2) for mark, mean in means(rows, arm, seed).items()}
             print(arm, seed, f"{time.process_time() - start:.0f} s", shown, flush=True)
     draw(rows, arguments.out.with_suffix(".png"))
+    tell(rows)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from kstep.run.callbacks import Progress as Progress
     from kstep.run.evaluate import Evaluation as Evaluation
     from kstep.run.folder import Run as Run
+    from kstep.run.policy import Policy as Policy
+    from kstep.run.policy import load as load
 
 __version__ = "0.1.0"
 
@@ -29,9 +31,11 @@ _HOMES = {
     "Evaluation": "kstep.run.evaluate",
     "KstepError": "kstep.errors",
     "Method": "kstep.methods.base",
+    "Policy": "kstep.run.policy",
     "Progress": "kstep.run.callbacks",
     "Run": "kstep.run.folder",
     "evaluate": "kstep.api",
+    "load": "kstep.run.policy",
     "register_auxiliary": "kstep.registry",
     "register_encoder": "kstep.registry",
     "register_method": "kstep.registry",

@@ -13,11 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kstep.auxiliary.base import AuxiliaryTask, RewardSource, Shapes
-from kstep.data.batches import to_device
+from kstep.data.batches import Batch, to_device
 from kstep.data.replay import Replay
 from kstep.methods.base import Method
 from kstep.native import Backend
 from kstep.nets.base import Encoder, FixedFeatures
+from kstep.nets.beside import WithVector
 from kstep.optimizers import Ema, Optimizers, below, slow_copy
 from kstep.ownership import optimizer_groups, slow_copies
 from kstep.rl.core import Core, Encoded
@@ -71,13 +72,13 @@ class Agent:
         self.auxiliary_slow_encoder = self.slow_encoder
         if self.auxiliary is not None and self.auxiliary.slow_encoder_rate is not None:
             self.auxiliary_slow_encoder = slow_copy(self.encoder)
-        self.batches = method.core.batches(method, streams, self.device)
+        self.batches = method.core.batches(method.beside(spec.vector_dim), streams, self.device)
         self._compose()
 
     def update(self, replay: Replay, *, every_part: bool = False) -> Update:
         """Take one learning step. `every_part`: also those parts whose turn it is not."""
         due = self.due(every_part)
-        batch = self.batches.draw(replay, sequences=due.auxiliary)
+        batch = self.draw(replay, sequences=due.auxiliary)
         turn = self.method.auxiliary.turn if self.method.auxiliary is not None else None
         metrics: Metrics = {}
 
@@ -112,6 +113,15 @@ class Agent:
 
         self.updates += 1
         return Update(metrics, encoded.latent)
+
+    def draw(self, replay: Replay, *, sequences: bool) -> Batch:
+        """Draw what an update learns from, and let the encoders know its numbers if it has any."""
+        batch = self.batches.draw(replay, sequences=sequences)
+        if self.spec.vector_dim:
+            encoders = (self.encoder, self.slow_encoder, self.auxiliary_slow_encoder)
+            for encoder in dict.fromkeys(encoders):
+                encoder.adapt(batch.transitions.observation)
+        return batch
 
     def due(self, every_part: bool = False) -> Due:
         """Which parts the next update takes."""
@@ -178,14 +188,14 @@ class Agent:
 
     def pretrain(self, replay: Replay) -> Metrics:
         """Take one step of the auxiliary task alone."""
-        sequences = self.batches.draw(replay, sequences=True).sequences
+        sequences = self.draw(replay, sequences=True).sequences
         assert sequences is not None
         return self.update_auxiliary(sequences)
 
     @torch.no_grad()
     def act(self, observation: Array, *, explore: bool) -> Array:
         """Return actions (B, A) for observations (B, S, ...) as the replay has them."""
-        (view,) = to_device(self.device, self.method.augment.act_view(observation))
+        (view,) = to_device(self.device, self.batches.augment.act_view(observation))
         action = self.core.act(self.encoder, view, self.streams.act if explore else None)
         return action.cpu().numpy()
 
@@ -218,7 +228,7 @@ class Agent:
     def take_encoder(self, encoder: nn.Module) -> None:
         """Use another encoder's weights, for fast and slow values alike."""
         for mine in (self.encoder, self.slow_encoder):
-            mine.load_state_dict(encoder.state_dict())
+            mine.image_part.load_state_dict(encoder.state_dict())
 
     def modules(self) -> dict[str, nn.Module]:
         """Everything with weights, by the name it is saved under."""
@@ -254,8 +264,10 @@ class Agent:
 
     def _networks(self) -> tuple[Encoder, Core]:
         method, spec = self.method, self.spec
-        seen = method.augment.seen_shape(spec.frame_shape)
+        seen = method.augment.seen_shape(spec.image_shape)
         encoder = method.encoder.build(seen, method.stack, self.encoder_backend)
+        if spec.vector_dim:
+            encoder = WithVector(encoder, seen, method.stack, spec.vector_dim)
         core = method.core.build(encoder, method.encoder, spec.action_dim)
         return encoder.to(self.device), core.to(self.device)
 

@@ -72,11 +72,13 @@ class Experiment:
                 f"the augmentation: {rendered_size(method)}, not {env.size}"
             )
         kind = tasks.parse(env.task).kind
-        if env.image is not None and (method.observation != "pixels" or kind != "gym"):
-            raise KstepError(
-                f"env.image={env.image} is for Gymnasium environments seen as pixels, not for "
-                f"{method.observation} of {env.task}"
-            )
+        for key in ("image", "vector"):
+            choice = getattr(env, key)
+            if choice is not None and (method.observation != "pixels" or kind != "gym"):
+                raise KstepError(
+                    f"env.{key}={choice} is for Gymnasium environments seen as pixels, not for "
+                    f"{method.observation} of {env.task}"
+                )
         if env.resize is not None:
             if method.observation != "pixels":
                 raise KstepError("env.resize is for pixels: this method sees the state")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from kstep import packing
 from kstep.errors import KstepError as KstepError
 from kstep.values import Count
 
@@ -53,6 +54,16 @@ class EnvSpec:
     episode_decisions: int
     """Decisions after which the time limit ends an episode."""
     actions: ActionKind = "box"
+    vector_dim: int = 0
+    """Numbers beside the image; `frame_shape` then has rows for them below it (packing.py)."""
+
+    @property
+    def image_shape(self) -> tuple[int, ...]:
+        """`frame_shape` without those rows."""
+        if not self.vector_dim:
+            return self.frame_shape
+        height, width, channels = self.frame_shape
+        return (height - packing.rows(self.vector_dim, width, channels), width, channels)
 
     @property
     def frame_dtype(self) -> np.dtype[Any]:

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 import kstep
-from kstep.run import callbacks
 
 PAGE = Path(__file__).parents[2] / "docs" / "api.md"
 TEXT = PAGE.read_text()
@@ -44,14 +43,16 @@ def test_every_function_has_its_signature() -> None:
     assert functions == {name for name, _ in signatures()}
 
 
-def test_the_events_of_callbacks_are_those_that_there_are() -> None:
-    rows = re.findall(r"^\| `(\w+)\((.*?)\)` \| .* \|$", TEXT, flags=re.MULTILINE)
+@pytest.mark.parametrize("name", ["Callback", "Policy"])
+def test_methods_of_classes_are_those_that_there_are(name: str) -> None:
+    section = TEXT.partition(f"### `kstep.{name}`")[2].partition("\n### ")[0]
+    rows = re.findall(r"^\| `(\w+)\((.*?)\)` \| .* \|$", section, flags=re.MULTILINE)
     declared = {
-        name: [*inspect.signature(method).parameters][1:]
-        for name, method in vars(callbacks.Callback).items()
-        if inspect.isfunction(method)
+        method: ", ".join([*inspect.signature(function).parameters][1:])
+        for method, function in vars(getattr(kstep, name)).items()
+        if inspect.isfunction(function) and not method.startswith("_")
     }
-    assert {name: arguments.split(", ") for name, arguments in rows} == declared
+    assert dict(rows) == declared
 
 
 def test_examples_run_as_they_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from kstep import packing
 from kstep.cli import main
 from kstep.config import resolve
 from kstep.envs import EnvConfig, make, spec_of
@@ -77,11 +78,18 @@ def test_images_are_converted_in_dictionaries_too(form: str) -> None:
     space, given, frame = FORMS[form]
     numbers = spaces.Box(-1.0, 1.0, (3,))
     inside = spaces.Dict({"numbers": numbers, "eye": space})
-    sight = look(inside, "pixels", size=84, resize="none")
-    seen = {"numbers": np.zeros(3), "eye": given}
-    np.testing.assert_array_equal(sight.frame(seen), frame)
-    assert 'observation["eye"]' in str(sight)
-    assert str(sight).endswith("not seen: numbers")
+    seen = {"numbers": np.array([0.5, -1.0, 1e-3]), "eye": given}
+    alone = look(inside, "pixels", size=84, resize="none", vector="none")
+    np.testing.assert_array_equal(alone.frame(seen), frame)
+    assert 'observation["eye"]' in str(alone)
+    assert str(alone).endswith("not seen: numbers")
+    both = look(inside, "pixels", size=84, resize="none")
+    assert str(both).endswith("and beside it numbers: 3 numbers")
+    packed = both.frame(seen)
+    assert packed.shape == both.shape
+    image, vector = packing.unpack(packed, 3)
+    np.testing.assert_array_equal(image, frame)
+    np.testing.assert_array_equal(vector, seen["numbers"].astype(np.float32))
 
 
 def test_a_frame_is_a_new_array() -> None:
@@ -236,6 +244,29 @@ def test_observations_that_are_not_as_described_are_refused(
             inside.frame(wrong)
 
 
+def test_numbers_beside_the_image_are_chosen_by_key() -> None:
+    numbers = {key: spaces.Box(-1.0, 1.0, (n,)) for key, n in (("arm", 3), ("leg", 2))}
+    parts = {"eye": FORMS["colour"][0], **numbers, "table": spaces.Box(-9.0, 9.0, (2, 3))}
+    parts |= {"word": spaces.Text(9), "choice": spaces.Discrete(3)}
+    sight = look(spaces.Dict(parts), "pixels", size=12)
+    assert sight.numbers == {"arm": (3,), "leg": (2,), "table": (2, 3)}
+    assert sight.vector_dim == 11
+    assert str(sight).endswith("beside it arm, leg, table: 11 numbers; not seen: choice, word")
+    one = look(spaces.Dict(parts), "pixels", size=12, vector="leg,arm")
+    assert list(one.numbers) == ["leg", "arm"]
+    seen = {"eye": PICTURE, "arm": np.zeros(3), "leg": np.array([1.0, np.nan])}
+    with pytest.raises(Unseen, match=r"\['leg'\] that is not finite"):
+        one.frame(seen)
+    with pytest.raises(Unseen, match=r"no numbers in 'eye' for env.vector=eye; .* in 'arm', 'leg'"):
+        look(spaces.Dict(parts), "pixels", size=12, vector="eye")
+    with pytest.raises(Unseen, match=r"env\.vector=arm"):
+        look(FORMS["colour"][0], "pixels", size=12, vector="arm")
+    with pytest.raises(Unseen, match="without the numbers"):
+        look(spaces.Dict(parts), "pixels", size=12, image="render", vector="arm", render=screen)
+    rendered = look(spaces.Dict(parts), "pixels", size=12, image="render", render=screen)
+    assert not rendered.numbers
+
+
 def test_states_are_the_numbers_of_an_observation() -> None:
     parts = {"arm": spaces.Box(-1.0, 1.0, (2, 2)), "eye": FORMS["colour"][0]}
     parts["leg"] = spaces.Box(-9.0, 9.0, (1,))
@@ -308,6 +339,7 @@ def test_choices_that_have_no_effect_are_refused() -> None:
     for method, task, setting in (
         ("ksl", "toy_reach", "env.image=render"),
         ("sac_state", "gym:Pendulum-v1", "env.image=render"),
+        ("ksl", "toy_reach", "env.vector=none"),
         ("sac_state", "toy_reach", "env.resize=square"),
         ("ksl", "toy_reach", "env.resize=wide"),
     ):

@@ -229,6 +229,8 @@ def collect(
         raise KstepError(
             f"'{agent.method.name}' sees the state; collect with an agent that sees images"
         )
+    if agent.spec.vector_dim:
+        raise KstepError("evaluation sets are of images alone, not of images with numbers beside")
     own = side_of(agent.spec.frame_shape)
     frames: dict[int, list[Array]] = {size: [] for size in dict.fromkeys((own, *sizes))}
     actions, rewards, numbers = [], [], []

@@ -56,7 +56,7 @@ class Autoencoder(AuxiliaryTask):
         super().__init__()
         if not shapes.map_shapes:
             raise KstepError("an autoencoder mirrors a convolutional encoder; there is none")
-        self.config = config
+        self.config, self.height = config, shapes.observation_shape[1]
         self.decoder = Decoder(
             shapes.latent_dim, shapes.map_shapes, shapes.observation_shape, config.init
         )
@@ -95,6 +95,6 @@ class Autoencoder(AuxiliaryTask):
 
         Values lie in [-1/2, 1/2), but for rounding.
         """
-        pixels = torch.cat(observation.unbind(1), dim=-1)
+        pixels = torch.cat(observation[:, :, : self.height].unbind(1), dim=-1)
         target = torch.rand(pixels.shape, generator=self.draws.next(), device=pixels.device)
         return target.add_(pixels >> (8 - self.config.bits)).div_(2**self.config.bits).sub_(0.5)

@@ -29,7 +29,8 @@ class Shapes:
     """The encoder's features before flattening, (H, W, C); (D,) for a state vector."""
     action_dim: int
     observation_shape: tuple[int, ...]
-    """(S, H, W, C) or (S, D), as the encoder sees it."""
+    """(S, H, W, C) or (S, D), as the encoder sees it. Observations may have rows below the image,
+    for numbers beside it (packing.py)."""
     ema_rate: float
     """Of the agent's slow encoder; slow copies of a task's heads follow the paper in sharing it."""
     map_shapes: tuple[tuple[int, ...], ...] = ()
@@ -42,7 +43,7 @@ class Shapes:
             latent_dim=encoder.latent_dim,
             feature_shape=encoder.feature_shape,
             action_dim=spec.action_dim,
-            observation_shape=(method.stack, *method.augment.seen_shape(spec.frame_shape)),
+            observation_shape=(method.stack, *method.augment.seen_shape(spec.image_shape)),
             ema_rate=method.encoder.ema_rate,
             map_shapes=encoder.map_shapes,
         )

@@ -71,6 +71,11 @@ class ConvolutionalTransition(nn.Module):
     def __init__(self, shapes: Shapes) -> None:
         super().__init__()
         width, action_dim = shapes.latent_dim, shapes.action_dim
+        if len(shapes.feature_shape) != 3:
+            raise KstepError(
+                "method.auxiliary.transition.kind=convolutional predicts maps of an image alone; "
+                "numbers beside it are left out with --set env.vector=none"
+            )
         self.convolutions = ConvolutionalHead(shapes.feature_shape)
         self.first = nn.Sequential(
             nn.Linear(self.convolutions.outputs + action_dim, width), nn.LayerNorm(width)

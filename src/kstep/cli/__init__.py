@@ -18,7 +18,7 @@ from kstep import values
 from kstep.cli.analyses import Analyze, EvaluationSet
 from kstep.cli.looking import Bench, Doctor, List, Show
 from kstep.cli.sweeps import Collect, Compare, Import, Status, Sweep
-from kstep.cli.training import Eval, Film, Selfcheck, Train
+from kstep.cli.training import Eval, Film, Selfcheck, Train, Trust
 from kstep.errors import KstepError, explain
 from kstep.signals import answered
 from kstep.terminal import OutputClosed, Terminal, abandon_output, say, terminal
@@ -27,6 +27,7 @@ Verb = (
     Train
     | Eval
     | Film
+    | Trust
     | EvaluationSet
     | Analyze
     | Show
@@ -93,6 +94,7 @@ def run(words: list[str]) -> int:
                 return 0
             verb = parsed(words)
             check(verb)
+            bring(verb)
             verb()
         except Exception as error:
             return _report(error)
@@ -114,6 +116,14 @@ def parsed(words: list[str]) -> Callable[[], None]:
     except BrokenPipeError as error:
         raise OutputClosed from error
     return verb
+
+
+def bring(flags: Any) -> None:
+    """Import the modules that the user has named, whatever the verb."""
+    if modules := getattr(flags, "imports", ()):
+        from kstep.envs import own
+
+        own.bring(modules)
 
 
 def _report(error: Exception) -> int:

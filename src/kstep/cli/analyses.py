@@ -9,12 +9,13 @@ from tyro.conf import Positional
 
 from kstep import names, zoo
 from kstep.analysis.options import KNOWN, Request
+from kstep.run.runtime import Importing
 from kstep.terminal import say, terminal
 from kstep.values import Count, Positive
 
 
 @dataclass(frozen=True)
-class EvaluationSet:
+class EvaluationSet(Importing):
     """Collect the states that analyses ask about: greedy episodes of a trained agent.
 
     Example: kstep evaluation-set runs/walker_walk/ksl/seed1 --output sets/walker_walk
@@ -34,11 +35,11 @@ class EvaluationSet:
         zoo.check(self.run)
         from kstep.analysis import evaluation_set
 
-        say(terminal(), evaluation_set.make(**vars(self)))
+        say(terminal(), evaluation_set.make(**self.rest()))
 
 
 @dataclass(frozen=True)
-class Analyze(Request):
+class Analyze(Request, Importing):
     """Ask what encoders learned: tables as CSV, figures as PNG.
 
     Example: kstep analyze reward-mse runs/walker_walk/*/seed* --on sets/walker_walk

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tyro.conf import Positional
 
+from kstep.run.runtime import Importing
 from kstep.sweep import experiments
 from kstep.sweep.options import SweepRequest
 from kstep.terminal import say, terminal
@@ -14,7 +15,7 @@ from kstep.values import Count, Positive
 
 
 @dataclass(frozen=True)
-class Sweep(SweepRequest):
+class Sweep(SweepRequest, Importing):
     """Run one of the paper's experiments, or your own. The same command resumes it.
 
     Example: kstep sweep main --scale cpu --tasks cartpole_swingup --seeds 1-3 --plan
@@ -24,7 +25,7 @@ class Sweep(SweepRequest):
         experiments.read(self.experiment, self.scale)  # a wrong name is refused at once
         from kstep.sweep.command import run_sweep
 
-        run_sweep(self)
+        run_sweep(self, self.imports)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from tyro.conf import OmitArgPrefixes, Positional
 from kstep import names, zoo
 from kstep.envs import tasks
 from kstep.report.options import Overlay
-from kstep.run.runtime import RunRequest, Runtime
+from kstep.run.runtime import Importing, RunRequest, Runtime
 from kstep.terminal import say, terminal
 from kstep.values import Count, Positive, Threads
 
@@ -40,7 +40,7 @@ class Train(RunRequest):
 
 
 @dataclass(frozen=True)
-class Eval:
+class Eval(Importing):
     """Evaluate a run's newest checkpoint: greedy episodes, every return printed.
 
     Example: kstep eval runs/cartpole_swingup/ksl-cpu/seed1 --episodes 20
@@ -60,11 +60,11 @@ class Eval:
         zoo.check(self.run)
         from kstep.report import evaluation
 
-        evaluation.show(**vars(self))
+        evaluation.show(**self.rest())
 
 
 @dataclass(frozen=True)
-class Film:
+class Film(Importing):
     """Film what policies do: a row per run, a column per moment of training.
 
     Example: kstep film runs/cartpole_swingup/ksl-cpu/seed1 --overlay reward looks
@@ -100,9 +100,28 @@ class Film:
         from kstep.report.film import film
 
         console = terminal()
-        for title, result in film(**vars(self)).items():
+        for title, result in film(**self.rest()).items():
             say(console, f"return {result.mean:.1f}: {title}")
         say(console, str(self.output))
+
+
+@dataclass(frozen=True)
+class Trust:
+    """Allow a run folder to have its environment's modules imported; asked for once per folder.
+
+    Example: kstep trust runs/gym-Arm-v0/ksl-cpu/seed1
+    """
+
+    run: Positional[Path]
+    """A run folder."""
+
+    def __call__(self) -> None:
+        from kstep.run import trust
+        from kstep.run.folder import Run
+
+        modules = trust.allow(Run.open(self.run))
+        what = ", ".join(modules) if modules else "nothing: it needs no module"
+        say(terminal(), f"{self.run} may import {what}")
 
 
 @dataclass(frozen=True)

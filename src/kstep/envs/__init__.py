@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from kstep.envs.tasks import PLANET as PLANET
@@ -37,7 +37,8 @@ class EnvConfig:
     """Which environment, and what the agent sees of it."""
 
     task: Name
-    """domain_task of the control suite, gym:<id>, toy_reach, toy_glide or toy_arrows."""
+    """domain_task of the control suite, gym:<id>, gym:<module>:<id>, toy_reach, toy_glide or
+    toy_arrows."""
     observation: ObservationKind = "pixels"
     size: Positive = 84
     """Pixels of a frame's shorter side; unused for states."""
@@ -53,6 +54,9 @@ class EnvConfig:
     """Where a Gymnasium environment's picture is: a key of its dictionary observation, several keys
     with commas, or `render` for what it draws. None: the images of the observation; if there are
     none, what it draws."""
+    vector: Name | None = field(default=None, metadata=LATER)
+    """Numbers that are seen beside the picture: a key of the dictionary observation, several keys
+    with commas, or `none`. None: all that are beside an image in it."""
     resize: Name | None = field(default=None, metadata=LATER)
     """Height and width of a frame, such as 84x112; `square`: `size` by `size`; `none`: as the
     environment gives it. None: its shorter side is `size`, its shape is kept."""
@@ -75,7 +79,7 @@ def make(config: EnvConfig, seed: int) -> ControlEnv:
     if task.kind == "gym":
         from kstep.envs.gymnasium import GymnasiumEnv
 
-        return GymnasiumEnv(task.task, image=config.image, **options)
+        return GymnasiumEnv(task.task, image=config.image, vector=config.vector, **options)
     _prepare_suite(needs_gl=config.observation == "pixels" and config.renderer != "raytraced")
     from kstep.envs.dmc import SuiteEnv
 
@@ -101,11 +105,13 @@ def make_apart(config: EnvConfig, seed: int, **options: Any) -> ControlEnv:
     from kstep.envs.remote import RemoteEnv
 
     task = parse(config.task)
-    maker: Callable[[], ControlEnv] = functools.partial(make, config, seed)
+    # By its full name: the short one of an own environment is known here only.
+    named = replace(config, task=task.name)
+    maker: Callable[[], ControlEnv] = functools.partial(make, named, seed)
     if task.kind == "gym":
-        from kstep.envs.gymnasium import taking_registration
+        from kstep.envs.gymnasium import TakingRegistration
 
-        maker = taking_registration(task.task, maker)
+        maker = TakingRegistration(task.task, maker)
     return RemoteEnv(task.name, maker, **options)
 
 

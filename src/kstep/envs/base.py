@@ -205,6 +205,7 @@ def spec_of(env: gymnasium.Env[Any, Any]) -> EnvSpec:
         inner.action_repeat,
         inner.episode_decisions,
         inner.actions.kind,
+        inner.sight.vector_dim if inner.sight.pictures else 0,
     )
 
 

@@ -11,14 +11,15 @@ import contextlib
 import functools
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import cloudpickle
 import gymnasium
 import numpy as np
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
-from kstep.envs import gl
+from kstep.envs import gl, own
 from kstep.envs.actions import actions_of
 from kstep.envs.base import ControlEnv
 from kstep.envs.sight import Unseen, as_colours, look, resized
@@ -35,6 +36,7 @@ class GymnasiumEnv(ControlEnv):
         observation: ObservationKind,
         size: int,
         image: str | None,
+        vector: str | None,
         resize: str | None,
         action_repeat: int,
         time_limit: int | None,
@@ -51,6 +53,7 @@ class GymnasiumEnv(ControlEnv):
                 observation,
                 size=size,
                 image=image,
+                vector=vector,
                 resize=resize,
                 render=self._example if self._renders else None,
             )
@@ -70,10 +73,16 @@ class GymnasiumEnv(ControlEnv):
     ) -> tuple[gymnasium.Env[Any, Any], bool, int | None]:
         """Make the environment, with rendering where it supports that; return whether it does, and
         the time limit that it was registered with. Ours takes its place."""
+        module, colon, plain = gym_id.rpartition(":")
+        if colon:
+            own.bring([module])
         try:
-            spec = gymnasium.spec(gym_id)
+            spec = gymnasium.spec(plain)
         except gymnasium.error.Error as error:
-            raise KstepError(f"{self} cannot be made: {error}") from error
+            raise KstepError(
+                f"{self} cannot be made: {error} If a module registers it: --import MODULE"
+            ) from error
+        gym_id = spec.id
         if "mujoco" in str(spec.entry_point):
             gl.prepare(required=observation == "pixels")
         options: dict[str, Any] = {"disable_env_checker": True, "max_episode_steps": -1}
@@ -163,7 +172,7 @@ class GymnasiumEnv(ControlEnv):
         if self._renders:
             image = self._rendered()
         elif self.sight.pictures:
-            image = self._see()
+            image = self._see()[: self.sight.height]
         else:
             raise KstepError(f'{self} cannot be rendered: it has no render_mode="rgb_array"')
         if image.dtype != np.uint8 or image.ndim != 3:
@@ -202,9 +211,26 @@ class GymnasiumEnv(ControlEnv):
             warnings.warn(str(error), stacklevel=2)
 
 
-def taking_registration(gym_id: str, maker: Callable[[], ControlEnv]) -> Callable[[], ControlEnv]:
-    """Return what makes the environment in another process, even if it is registered here alone."""
-    return functools.partial(_registered, gymnasium.registry.get(gym_id), maker)
+class TakingRegistration:
+    """What makes an environment in another process, even if it is registered here alone."""
+
+    def __init__(self, gym_id: str, maker: Callable[[], ControlEnv]) -> None:
+        self.gym_id, self.maker = gym_id, maker
+
+    def __call__(self) -> ControlEnv:
+        return self.maker()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # In a parcel of its own: what it refers to may be known there only after the imports.
+        registered = cloudpickle.dumps(gymnasium.registry.get(self.gym_id))
+        return _unpacked, (tuple(own.imported), registered, self.maker)
+
+
+def _unpacked(
+    modules: Sequence[str], registered: bytes, maker: Callable[[], ControlEnv]
+) -> Callable[[], ControlEnv]:
+    own.bring(modules)
+    return functools.partial(_registered, cloudpickle.loads(registered), maker)
 
 
 def _registered(spec: EnvSpec | None, maker: Callable[[], ControlEnv]) -> ControlEnv:

@@ -3,7 +3,8 @@
 `look` reads an observation space once and returns a `Sight`, or refuses what it cannot be sure of;
 nothing is guessed later. A `Sight` is a small value, stored with a run as JSON: it turns an
 observation into a frame (H, W, C) uint8 without simulator, Gymnasium or PyTorch, so that a trained
-policy sees what its agent saw. Printed, it is the line at the start of a run:
+policy sees what its agent saw. Vectors in a dictionary with images are seen beside them: a frame
+then has rows for them below its image (packing.py). Printed, it is the line at the start of a run:
 
     sees: observation["rgb"], 120x160 -> 84x112, area resize
 
@@ -14,19 +15,23 @@ channels: nothing is lost, and nothing has to be known about their order.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from PIL import Image
 
+from kstep import packing
 from kstep.types import Array, KstepError, ObservationKind
 from kstep.values import Count, Positive
 
 LEAST_SIDE = 8
 MOST_CHANNELS = 16
+MOST_NUMBERS = 4096
+"""In one part of a vector; what is larger is no vector."""
 Source: TypeAlias = Literal["observation", "render"]
 RENDER = "render"
 """As a choice of `env.image`: what render() draws, whatever is observed."""
@@ -90,17 +95,27 @@ class Sight:
     height: Positive
     width: Positive
     numbers: Mapping[str, tuple[Positive, ...]] = field(default_factory=dict)
-    """The parts of a state vector, by key as in a `Picture`, and their shapes."""
+    """The parts of the vector that is seen, beside pictures or alone: keys, as in a `Picture`, and
+    shapes."""
     note: str = field(default="", compare=False)
     """What is not seen, and why."""
 
     @property
+    def vector_dim(self) -> int:
+        """How many numbers that vector has."""
+        return sum(math.prod(shape) for shape in self.numbers.values())
+
+    @property
+    def channels(self) -> int:
+        return sum(math.prod(p.shape) // math.prod(p.size) for p in self.pictures)
+
+    @property
     def shape(self) -> tuple[int, ...]:
-        """Of a frame: (H, W, C), or (D,) for a state vector."""
+        """Of a frame: (H, W, C), with rows for numbers beside it; (D,) for a state vector."""
         if not self.pictures:
-            return (sum(int(np.prod(shape)) for shape in self.numbers.values()),)
-        channels = sum(int(np.prod(p.shape)) // int(np.prod(p.size)) for p in self.pictures)
-        return (self.height, self.width, channels)
+            return (self.vector_dim,)
+        below = packing.rows(self.vector_dim, self.width, self.channels)
+        return (self.height + below, self.width, self.channels)
 
     def frame(self, seen: Any) -> Array:
         """Turn an observation, or a rendered image, into a new frame, refusing what is wrong."""
@@ -110,20 +125,22 @@ class Sight:
             resized(picture.read(*self._part(seen, picture.key)), self.height, self.width)
             for picture in self.pictures
         ]
-        return images[0] if len(images) == 1 else np.concatenate(images, axis=2)
+        image = images[0] if len(images) == 1 else np.concatenate(images, axis=2)
+        return packing.pack(image, self.state(seen)) if self.numbers else image
 
     def state(self, seen: Any) -> Array:
         """Return the numbers of an observation as one new vector (D,) float32."""
-        parts = []
+        parts: list[Array] = []
         for key, shape in self.numbers.items():
             part, called = self._part(seen, key)
             found = _array(part, called)
             if found.shape != shape or found.dtype.kind not in "biuf":
                 raise Unseen(f"{called} {found.shape} {found.dtype}; needed is {shape}")
-            if not np.isfinite(found).all():
+            with np.errstate(over="ignore"):
+                parts.append(found.ravel().astype(np.float32))
+            if not np.isfinite(parts[-1]).all():
                 raise Unseen(f"{called} that is not finite")
-            parts.append(found.ravel())
-        return np.concatenate([np.zeros(0), *parts]).astype(np.float32)
+        return np.concatenate(parts)
 
     def _part(self, seen: Any, key: str) -> tuple[Any, str]:
         """Return one part of what is seen, and what to call it."""
@@ -142,9 +159,11 @@ class Sight:
             what += f", {' and '.join('x'.join(map(str, size)) for size in sorted(sizes))}"
             if sizes != {own}:
                 what += f" -> {self.height}x{self.width}, area resize"
-            channels = self.shape[2]
-            if channels != 3:
-                what += ", grey" if channels == 1 else f", {channels} channels"
+            if self.channels != 3:
+                what += ", grey" if self.channels == 1 else f", {self.channels} channels"
+            if self.numbers:
+                keys = ", ".join(self.numbers)
+                what += f", and beside it {keys}: {self.vector_dim} numbers"
         return f"sees: {what}{self.note and f'; {self.note}'}"
 
     def _name(self, picture: Picture) -> str:
@@ -167,13 +186,15 @@ def look(
     *,
     size: int,
     image: str | None = None,
+    vector: str | None = None,
     resize: str | None = None,
     render: Callable[[], Any] | None = None,
 ) -> Sight:
     """Decide what an agent sees of an observation space, or refuse with what to choose.
 
-    `image`: where the picture is: a key, several with commas, or `render`. `size`: pixels of the
-    shorter side, unless `resize` says otherwise. `render` draws an example; None: it cannot.
+    `image`: where the picture is: a key, several with commas, or `render`. `vector`: the keys of
+    numbers to see beside it, or `none`. `size`: pixels of the shorter side, unless `resize` says
+    otherwise. `render` draws an example; None: it cannot.
     """
     parts = _parts(space)
     if observation == "state":
@@ -188,11 +209,11 @@ def look(
             )
         pictures = [_rendered(render())]
         note = "" if image == RENDER else f"no image in the observation, {_short(space)}"
-    else:
-        unseen = [key for key in parts if key not in {picture.key for picture in pictures}]
-        note = f"not seen: {', '.join(unseen)}" if unseen else ""
+    numbers = _beside(parts, vector, rendered=source == RENDER)
+    if source != RENDER:
+        note = _unseen(parts, [*numbers, *(picture.key for picture in pictures)])
     height, width = _target(pictures[0].size, size, resize)
-    return Sight(source, tuple(pictures), height, width, note=note)
+    return Sight(source, tuple(pictures), height, width, numbers, note)
 
 
 def _parts(space: Any) -> dict[str, Any]:
@@ -215,9 +236,49 @@ def _state(space: Any, parts: Mapping[str, Any], size: int) -> Sight:
         raise Unseen(
             f"observes {_short(space)}; as a state a Box is needed, or a dictionary with one"
         )
-    unseen = [key for key in parts if key not in numbers]
-    note = f"not seen: {', '.join(unseen)}" if unseen else ""
-    return Sight("observation", (), size, size, numbers, note)
+    return Sight("observation", (), size, size, numbers, _unseen(parts, numbers))
+
+
+def _beside(
+    parts: Mapping[str, Any], vector: str | None, *, rendered: bool
+) -> dict[str, tuple[int, ...]]:
+    """Return the chosen numbers of an observation, or all that are beside an image in it."""
+    import gymnasium
+
+    found = {
+        key: tuple(space.shape)
+        for key, space in parts.items()
+        if isinstance(space, gymnasium.spaces.Box) and _is_numbers(space)
+    }
+    if vector == "none" or (vector is None and rendered):
+        return {}
+    if rendered:
+        raise Unseen(f"is seen as render(), without the numbers of env.vector={vector}")
+    if vector is None:
+        return {key: shape for key, shape in found.items() if key}
+    if "" in found:
+        raise Unseen(
+            f"has no keys for env.vector={vector}: its observation, {_short(parts[''])}, is not a "
+            "dictionary"
+        )
+    chosen = [key.strip() for key in vector.split(",")]
+    if missing := [key for key in chosen if key not in found]:
+        raise Unseen(
+            f"has no numbers in {missing[0]!r} for env.vector={vector}; its observation has them "
+            f"in {', '.join(map(repr, found)) or 'no key'}"
+        )
+    return {key: found[key] for key in chosen}
+
+
+def _is_numbers(box: Any) -> bool:
+    """Whether a Box is a vector or a small table, and not an image."""
+    numbers = math.prod(box.shape)
+    return 0 < numbers <= MOST_NUMBERS and (len(box.shape) < 2 or not _axes(box.shape))
+
+
+def _unseen(parts: Mapping[str, Any], seen: Collection[str]) -> str:
+    missing = [key for key in parts if key not in seen]
+    return f"not seen: {', '.join(missing)}" if missing else ""
 
 
 def _pictures(parts: Mapping[str, Any], image: str | None) -> list[Picture]:

@@ -1,7 +1,8 @@
 """Names of tasks, and how often each repeats an action.
 
 A name is `<domain>_<task>` of the DeepMind Control Suite (`cartpole_swingup`), `gym:<id>` for any
-Gymnasium environment, or one of our own small ones (`toy_reach`). In: a name. Out: a `Task`, or an
+Gymnasium environment (`gym:<module>:<id>` if a module registers it), one of our own small ones
+(`toy_reach`), or one that was registered from Python (own.py). In: a name. Out: a `Task`, or an
 error with the nearest known names. The suite's names are listed here so that listing or checking
 them does not import MuJoCo; a test compares them with the installed suite.
 """
@@ -78,6 +79,9 @@ SUITE_REPEAT = 2
 
 GYM = "gym:"
 
+OWN: set[str] = set()
+"""What was registered from Python in this process; `arm` is short for `gym:arm`."""
+
 
 @dataclass(frozen=True)
 class Task:
@@ -94,7 +98,7 @@ class Task:
 
 
 def names() -> tuple[str, ...]:
-    """Return every name `parse` knows apart from `gym:` ones, the benchmark first."""
+    """Return every name `parse` always knows apart from `gym:` ones, the benchmark first."""
     return (*PLANET, *(name for name in _SUITE_NAMES if name not in PLANET), *TOY)
 
 
@@ -104,7 +108,12 @@ def parse(name: str) -> Task:
         gym_id = name.removeprefix(GYM)
         if not gym_id:
             raise KstepError("`gym:` needs the id of an environment, such as gym:Pendulum-v1")
+        module, *rest = gym_id.split(":")
+        if rest and (len(rest) > 1 or not rest[0] or not _is_module(module)):
+            raise KstepError(f"{name!r}: needed is gym:<id>, or gym:<module>:<id>")
         return Task(name, "gym", "", gym_id, action_repeat=1)
+    if name in OWN:
+        return Task(f"{GYM}{name}", "gym", "", name, action_repeat=1)
     if name == "toy":
         name = TOY[0]
     if name in TOY:
@@ -119,8 +128,12 @@ def parse(name: str) -> Task:
     raise KstepError(f"unknown task {name!r}; {_suggestion(name)}")
 
 
+def _is_module(name: str) -> bool:
+    return all(part.isidentifier() for part in name.split("."))
+
+
 def _suggestion(name: str) -> str:
-    spelled = {known.lower(): known for known in (*names(), "toy")}
+    spelled = {known.lower(): known for known in (*names(), *OWN, "toy")}
     wanted = name.strip().lower().replace("-", "_").replace("/", "_").replace(" ", "_")
     near = difflib.get_close_matches(wanted, spelled, n=3, cutoff=0.6)
     if near:

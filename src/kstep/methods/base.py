@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from kstep.auxiliary.base import AuxiliaryConfig
+from kstep.auxiliary.base import AuxiliaryConfig, OwnSequences
 from kstep.data.augment import Augment, NoAugment
+from kstep.data.beside import ImageOnly
 from kstep.nets import trunks as trunks  # further kinds of encoders
 from kstep.nets.base import EncoderConfig
 from kstep.nets.encoder import PixelEncoderConfig
@@ -95,6 +96,16 @@ class Method:
     def for_task(self, task: str) -> Method:
         """Return the method with the values it has on this task."""
         return replace(change(self, self.per_task.get(task, {})), per_task={})
+
+    def beside(self, numbers: int) -> Method:
+        """Return the method for observations with so many numbers beside their image, which its
+        augmentations leave as they are."""
+        if not numbers:
+            return self
+        auxiliary = self.auxiliary
+        if isinstance(auxiliary, OwnSequences):
+            auxiliary = replace(auxiliary, augment=ImageOnly(auxiliary.augment, numbers))
+        return replace(self, augment=ImageOnly(self.augment, numbers), auxiliary=auxiliary)
 
     def check(self) -> None:
         """Refuse parts that do not go together, each by what needs it."""

@@ -30,6 +30,14 @@ class Encoder(nn.Module):
         nothing to learn."""
         return {}
 
+    @property
+    def image_part(self) -> Encoder:
+        """The encoder of images alone: itself, unless it takes more."""
+        return self
+
+    def adapt(self, observation: Tensor) -> None:
+        """Take observations (B, S, ...) into running statistics of what it sees, if it has any."""
+
     def another_head(self) -> nn.Module:
         """Return a second stage like its own, with weights from torch's current generator, for an
         actor that shares features only."""

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 
 from kstep.nets.base import Encoder, EncoderConfig
-from kstep.nets.encoder import LatentHead, PixelEncoderConfig
 from kstep.nets.heads import TwinCritic, mlp
 from kstep.nets.init import Init, initialize
 from kstep.optimizers import Group, slow_copy
@@ -86,8 +85,8 @@ class DDPG(NStepCore):
         super().__init__()
         self.config: DDPGConfig = config
         own: nn.Module = nn.Identity()  # a state vector is its own latent
-        if isinstance(head, PixelEncoderConfig):
-            own = LatentHead(head, encoder.feature_shape)
+        if encoder.stages():
+            own = encoder.another_head()
         self.actor = Policy(own, encoder.latent_dim, action_dim, config.hidden)
         self.critic = TwinCritic(encoder.latent_dim, action_dim, config.hidden)
         initialize(self, config.init)

@@ -1,6 +1,7 @@
 """A run folder: the one place that knows its layout, its lock, its logs and how far it is.
 
-config.json         the experiment and its digest; what computes the encoder's convolutions
+config.json         the experiment and its digest; what computes the encoder's convolutions;
+                    what the environment turned out to be
 system.json         versions, processor, rendering, commit: where it was computed
 evaluations.jsonl   one line per evaluation, every episode's return
 metrics.jsonl       one line per logged update
@@ -23,6 +24,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import math
 import os
 import re
 from collections.abc import Iterator
@@ -36,11 +38,14 @@ import numpy as np
 
 from kstep import reading, zoo
 from kstep.config import Experiment, digest
+from kstep.envs.actions import Actions, BoxActions
+from kstep.envs.sight import Sight
 from kstep.errors import Busy, KstepError
 from kstep.files import Tree, part_of, refuse_special
 from kstep.native import Backend
 from kstep.reading import json_lines, last_json_line
 from kstep.run import legacy
+from kstep.types import EnvSpec
 from kstep.values import Count, decode, difference, encode
 
 FORMAT = 2
@@ -48,6 +53,9 @@ FORMAT = 2
 
 LogName: TypeAlias = Literal["metrics", "evaluations"]
 LOGS: tuple[LogName, ...] = get_args(LogName)
+
+Module = Annotated[str, at.MaxLen(4096), at.Predicate(str.isprintable)]
+"""A module's name, or a file's path."""
 
 LARGEST_RETURN = 1e50
 """Rewards fit single precision, so no return is larger; squares of these still fit double
@@ -89,6 +97,29 @@ class Attempt:
     code: int
     error: str
     """The end of its output, traceback included, if it failed."""
+
+
+LARGEST_FRAME = 1 << 28
+"""Numbers in one frame; such an image would have 9,000 pixels a side."""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What the environment of a run turned out to be: all that its policy needs to act."""
+
+    spec: EnvSpec
+    actions: Actions
+    sight: Sight
+
+    def __post_init__(self) -> None:
+        spec, actions, shape = self.spec, self.actions, self.sight.shape
+        fits = spec.frame_shape == shape and math.prod(shape) <= LARGEST_FRAME
+        if isinstance(actions, BoxActions):
+            sizes = {len(actions.low), len(actions.high), math.prod(actions.shape)}
+            fits = fits and sizes == {spec.action_dim}
+            fits = fits and actions.dtype in ("float16", "float32", "float64")
+        if not fits or actions.dim != spec.action_dim or actions.kind != spec.actions:
+            raise KstepError("the sizes of frames and actions do not agree with each other")
 
 
 class RunFolder:
@@ -276,12 +307,18 @@ class Run(RunFolder):
         experiment: Experiment,
         encoder_backend: Backend | None = None,
         written_digest: str | None = None,
+        imports: tuple[str, ...] = (),
+        environment: Environment | None = None,
     ) -> None:
         super().__init__(folder)
         self.experiment = experiment
         self.encoder_backend = encoder_backend
         """What computes the encoder's convolutions: settled when the run first starts, then kept,
         since it decides the last bits. None before that."""
+        self.imports = imports
+        """Modules that register its environment; trust.py says when they may be imported."""
+        self.environment = environment
+        """None before the run first starts, and in runs from before it was stored."""
         self.digest = digest(experiment)
         self.written_digest = written_digest or self.digest
         """What identifies the experiment in the folder's files: another one in runs of format 1."""
@@ -311,12 +348,14 @@ class Run(RunFolder):
         present = cls.open(folder)
         if present.digest != digest(experiment):
             raise KstepError(_other_experiment(present, experiment))
-        return cls(folder, experiment, present.encoder_backend, present.written_digest)
+        known = (present.encoder_backend, present.written_digest, present.imports)
+        return cls(folder, experiment, *known, present.environment)
 
     def begin(self) -> None:
         """Write down which experiment the folder holds, once it is locked and looked at."""
         about: dict[str, Any] = {"format": FORMAT, "digest": self.digest}
-        about |= {"encoder_backend": self.encoder_backend}
+        about |= {"encoder_backend": self.encoder_backend, "environment": encode(self.environment)}
+        about |= {"imports": list(self.imports)} if self.imports else {}
         about |= {"experiment": encode(self.experiment)}
         self.tree.write_json(self.config_file, about)
         for path in (self.checkpoints, self.replay):
@@ -337,7 +376,9 @@ class Run(RunFolder):
                 Backend | None, data.get("encoder_backend", "torch"), "encoder_backend"
             )
             written = decode(str | None, data.get("digest"), "digest")
-            run = cls(folder, _experiment(data), backend, written)
+            imports = decode(tuple[Module, ...], data.get("imports", []), "imports")
+            environment = decode(Environment | None, data.get("environment"), "environment")
+            run = cls(folder, _experiment(data), backend, written, imports, environment)
             expected = run.digest
             if data.get("format") is None:
                 expected = legacy.digest(data["experiment"])

@@ -10,7 +10,7 @@ from kstep import envs
 from kstep.agent import Agent
 from kstep.envs import ControlEnv
 from kstep.rng import Streams
-from kstep.run import checkpoint, policies, system
+from kstep.run import checkpoint, policies, system, trust
 from kstep.run.folder import Run
 from kstep.terminal import Terminal, say
 from kstep.types import Counts, KstepError
@@ -27,6 +27,7 @@ def opened(
     """Yield the run's agent, fresh environments, and how far it is: its newest weights, or those of
     a checkpoint or a saved policy at these env_steps."""
     run = Run.open(folder)
+    trust.require(run)
     made = envs.make_lanes(run.experiment.env, run.experiment.seed, lanes)
     try:
         streams = Streams(run.experiment.seed, system.device(device))

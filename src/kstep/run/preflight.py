@@ -18,27 +18,35 @@ from kstep.native import BackendChoice
 from kstep.nets.backends import native_shape
 from kstep.nets.encoder import PixelEncoderConfig
 from kstep.run import callbacks, checkpoint, provenance, saved_encoders, system
-from kstep.run.folder import Run
+from kstep.run.folder import Environment, Run
 from kstep.run.provenance import Provenance
 from kstep.run.runtime import Runtime
 from kstep.types import EnvSpec, Overlap
+from kstep.values import difference
 
 
 @dataclass(frozen=True)
 class Cleared:
     """What the checks found and training needs."""
 
-    spec: EnvSpec
+    environment: Environment
     backend: BackendChoice
     provenance: Provenance
+
+    @property
+    def spec(self) -> EnvSpec:
+        return self.environment.spec
 
 
 def check(run: Run, runtime: Runtime, env: ControlEnv) -> Cleared:
     """Refuse what cannot work or cannot be resumed; writes nothing."""
     experiment, method = run.experiment, run.experiment.method
     spec = envs.spec_of(env)
+    found = Environment(spec, env.actions, env.sight)
     methods.refuse_actions(method, spec, env)
     envs.try_out(env, experiment.seed)
+    if run.environment is not None and not runtime.allowed.any:
+        _refuse_another(run, run.environment, found, env)
     if method.auxiliary is not None:
         method.auxiliary.check_episodes(method, spec)
     lower = isinstance(method.encoder, PixelEncoderConfig) and method.encoder.precision == "tf32"
@@ -56,7 +64,20 @@ def check(run: Run, runtime: Runtime, env: ControlEnv) -> Cleared:
     checkpoint.check(run, here, runtime.allowed)
     with system.threads(runtime.threads):
         choice = encoder_backend(run, runtime, spec)
-    return Cleared(spec, choice, here)
+    return Cleared(found, choice, here)
+
+
+def _refuse_another(run: Run, there: Environment, here: Environment, env: ControlEnv) -> None:
+    """Refuse an environment that is no longer what the run began with."""
+    if there != here:
+        rows = [
+            f"  {key}: there {was!r}, here {is_!r}" for key, was, is_ in difference(there, here)
+        ]
+        raise KstepError(
+            f"{env} is no longer what it was when {run.folder} began:\n" + "\n".join(rows) + "\nGo "
+            "back to that one, choose another --folder, or accept a run that is no longer "
+            "reproducible with --force-version"
+        )
 
 
 def look_again(run: Run, runtime: Runtime, cleared: Cleared) -> Path | None:
@@ -95,7 +116,7 @@ def encoder_backend(run: Run, runtime: Runtime, spec: EnvSpec) -> BackendChoice:
             "its last bits. Leave it at auto, or choose another --folder"
         )
     method = run.experiment.method
-    seen = method.augment.seen_shape(spec.frame_shape)
+    seen = method.augment.seen_shape(spec.image_shape)
     shape = native_shape(method.encoder, seen, method.stack)
     if begun_with == "native":
         try:
@@ -128,7 +149,7 @@ def _frozen_encoder(run: Run, runtime: Runtime, spec: EnvSpec) -> Path | None:
     if reading.sha256(path) != wanted.sha256:
         raise KstepError(f"{path} is not the encoder that this run was begun with")
     saved, method = saved_encoders.load(path), run.experiment.method
-    shape = method.augment.seen_shape(spec.frame_shape)
+    shape = method.augment.seen_shape(spec.image_shape)
     if not saved.computes_as(method.encoder, method.stack, shape):
         raise KstepError(
             f"{path} does not fit: it has {saved.config} on {saved.stack} frames of "

@@ -4,14 +4,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeAlias
 
 import annotated_types as at
-from tyro.conf import Positional, Suppress, UseAppendAction
+from tyro.conf import Positional, Suppress, UseAppendAction, arg
 
 from kstep.data.ring import Storage
 from kstep.types import BackendRequest, OverlapRequest
 from kstep.values import Count, Positive, Threads
+
+Imports: TypeAlias = Annotated[UseAppendAction[tuple[str, ...]], arg(name="import")]
+
+
+@dataclass(frozen=True)
+class Importing:
+    """A command that may need an environment of the user's own."""
+
+    imports: Imports = field(default=(), kw_only=True)
+    """Import a module, or a file that ends in .py, that registers the environment. May be repeated.
+    """
+
+    def rest(self) -> dict[str, Any]:
+        """Return all other flags."""
+        return {name: value for name, value in vars(self).items() if name != "imports"}
 
 
 @dataclass(frozen=True)
@@ -21,7 +36,7 @@ class RunRequest:
     method: Positional[str]
     """A method, such as ksl or sac_pixel (all of them: kstep list methods)."""
     task: Positional[str]
-    """A task, such as cartpole_swingup, gym:<id> or toy_reach (kstep list tasks)."""
+    """A task: cartpole_swingup, toy_reach, gym:<id>, gym:<module>:<id>, ... (kstep list tasks)."""
     preset: str = "paper"
     """paper: the paper's sizes. cpu: a compact encoder, a third of the work. debug: seconds."""
     seed: Count = 1
@@ -37,6 +52,9 @@ class RunRequest:
     """Where run folders are kept."""
     folder: Path | None = None
     """This run's folder, instead of the usual one below --runs."""
+    imports: Imports = ()
+    """Import a module, or a file that ends in .py, that registers the environment. May be repeated.
+    The run remembers it."""
 
 
 @dataclass(frozen=True)

@@ -118,7 +118,9 @@ class SavedEncoder:
 def save(run: Run, agent: Agent, counts: Counts, mark: int) -> Path:
     """Save the encoder that feeds critic and actor, for the mark just reached."""
     about = replace(_describe(run, agent, mark), counts=counts, digest=run.digest)
-    tensors = {name: value.contiguous() for name, value in agent.encoder.state_dict().items()}
+    tensors = {
+        name: value.contiguous() for name, value in agent.encoder.image_part.state_dict().items()
+    }
     path = run.encoders / f"{mark:09d}.safetensors"
     run.tree.make(run.encoders)
     run.tree.write(path, safetensors.torch.save(tensors, {KEY: json.dumps(encode(about))}))
@@ -126,7 +128,7 @@ def save(run: Run, agent: Agent, counts: Counts, mark: int) -> Path:
 
 
 def _describe(run: Run, agent: Agent, mark: int) -> Description:
-    height, width, colours = agent.spec.frame_shape
+    height, width, colours = agent.spec.image_shape
     return Description(
         format=FORMAT,
         label=label_of(run.experiment),
@@ -137,7 +139,7 @@ def _describe(run: Run, agent: Agent, mark: int) -> Description:
         augment=agent.method.augment,
         stack=agent.method.stack,
         frame_shape=(height, width, colours),
-        angles=live_angles(agent.optimizers, agent.encoder),
+        angles=live_angles(agent.optimizers, agent.encoder.image_part),
     )
 
 
@@ -183,7 +185,7 @@ def _check_shapes(encoder: Encoder, weights: Mapping[str, torch.Tensor]) -> None
 
 def of_agent(run: Run, agent: Agent, counts: Counts) -> SavedEncoder:
     """Return an agent's present encoder as if it had been saved now."""
-    return _described(_describe(run, agent, counts.env_steps), agent.encoder)
+    return _described(_describe(run, agent, counts.env_steps), agent.encoder.image_part)
 
 
 def _described(about: Description, encoder: Encoder) -> SavedEncoder:

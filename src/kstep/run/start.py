@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from kstep.config import resolve
-from kstep.run import clock, on_demand, saved_encoders, system
+from kstep.envs import own
+from kstep.run import clock, on_demand, saved_encoders, system, trust
 from kstep.run.callbacks import Callback
 from kstep.run.folder import Run
 from kstep.run.progress import clock as as_clock
@@ -42,6 +43,8 @@ def checkpoint_now(request: RunRequest, runtime: Runtime) -> None:
 
 def _run(request: RunRequest, runtime: Runtime) -> Run:
     encoder, overrides = runtime.frozen_encoder, request.set
+    module = own.module_of(request.task)
+    own.bring([*request.imports, *([module] if module else [])])
     if request.evaluate_every is not None:
         overrides = (*overrides, f"evaluation.every={request.evaluate_every}")
     experiment = resolve(
@@ -56,7 +59,10 @@ def _run(request: RunRequest, runtime: Runtime) -> Run:
     system.device(runtime.device)
     special = bool(overrides) or encoder is not None
     folder = request.folder or Run.default_folder(request.runs, experiment, special)
-    return Run.prepare(folder, experiment)
+    run = Run.prepare(folder, experiment)
+    run.imports = own.absolute(request.imports) or run.imports
+    trust.require(run)
+    return run
 
 
 def summarize(run: Run, console: Console) -> None:

@@ -25,7 +25,7 @@ from kstep.envs import ControlEnv
 from kstep.errors import Stopped as Stopped
 from kstep.errors import as_faults
 from kstep.rng import Streams, episode_seed
-from kstep.run import checkpoint, policies, preflight, saved_encoders, system
+from kstep.run import checkpoint, policies, preflight, saved_encoders, system, trust
 from kstep.run.callbacks import Callback, Callbacks, Outcome, asked_for
 from kstep.run.checkpoint import Positions, Session
 from kstep.run.clock import Clock
@@ -128,7 +128,7 @@ def train(
     )
     try:
         cleared = preflight.check(run, runtime, env)
-        run.encoder_backend = cleared.backend.backend
+        run.encoder_backend, run.environment = cleared.backend.backend, cleared.environment
         streams = Streams(experiment.seed, system.device(runtime.device))
         system.use_tf32(getattr(experiment.method.encoder, "precision", "") == "tf32")
         agent = Agent(experiment.method, cleared.spec, streams, runtime.device, run.encoder_backend)
@@ -142,6 +142,7 @@ def train(
             if _is_done(run, console):
                 return
             run.begin()
+            trust.remember(run)
             if encoder is not None and not run.frozen_encoder.exists():
                 data = reading.contents(encoder, reading.LARGEST_TENSORS)
                 run.tree.write(run.frozen_encoder, data)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from kstep.envs import own
 from kstep.errors import Fault, Stopped
 from kstep.native import expected
 from kstep.signals import signal_of
@@ -18,8 +19,11 @@ from kstep.sweep.plan import RunSpec
 from kstep.terminal import say, terminal
 
 
-def run_sweep(request: SweepRequest) -> None:
-    """Execute every requested run that is not done; raise if one of them failed."""
+def run_sweep(request: SweepRequest, imports: Sequence[str] = ()) -> None:
+    """Execute every requested run that is not done; raise if one of them failed.
+
+    `imports`: modules that register environments, for every run.
+    """
     console = terminal()
     sweep = experiments.read(request.experiment, request.scale)
     seeds = experiments.seeds(request.seeds) if request.seeds else ()
@@ -33,6 +37,7 @@ def run_sweep(request: SweepRequest) -> None:
             methods=request.methods,
             seeds=seeds,
             recorded=recorded,
+            imports=own.absolute(imports),
         )
 
     specs = planned()

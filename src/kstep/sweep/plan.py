@@ -49,6 +49,8 @@ class RunSpec:
     save_encoders_every: int | None = None
     frozen_encoder: Path | None = None
     """The encoder file that it uses; until that exists, the folder it will be saved in."""
+    imports: tuple[str, ...] = ()
+    """Modules that register its environment."""
     recorded: int = 0
     """env_steps of its newest evaluation in a table of results, wherever that run was computed."""
 
@@ -84,6 +86,8 @@ class RunSpec:
         words += ["--seed", str(self.seed), "--env-steps", str(self.env_steps)]
         for text in self.overrides:
             words += ["--set", text]
+        for module in self.imports:
+            words += ["--import", module]
         if self.save_encoders_every is not None:
             words += ["--save-encoders-every", str(self.save_encoders_every)]
         if self.frozen_encoder is not None:
@@ -110,12 +114,13 @@ def plan(
     methods: Iterable[str] = (),
     seeds: Iterable[int] = (),
     recorded: Mapping[str, int] | None = None,
+    imports: tuple[str, ...] = (),
 ) -> list[RunSpec]:
     """Return every run of a sweep once, in the order in which they are to be started.
 
     `methods` may also name variants of the sweep's own. Runs of a second stage are included,
     `ready` where the run that they start from is done. `recorded` are the env_steps that a table of
-    results has of runs, by digest.
+    results has of runs, by digest. `imports` are modules that register environments.
     """
     chosen_tasks, chosen_seeds, only = tuple(tasks), tuple(seeds), tuple(methods)
     sweep = with_variants(sweep) if only else sweep
@@ -153,6 +158,7 @@ def plan(
                 if other is None or other.env_steps < spec.env_steps:
                     specs[spec.folder] = spec
     every = [*specs.values(), *_transfers(sweep, [*specs.values()], runs)]
+    every = [replace(spec, imports=imports) for spec in every]
     return sorted(every, key=lambda spec: spec.seed) if sweep.order == "seeds" else every
 
 

@@ -33,6 +33,13 @@ class Seen(gymnasium.Env[Any, Any]):
             "stack": spaces.Box(shape=(4, 48, 48), **BYTES),
             "wide": spaces.Box(shape=(48, 72, 3), **BYTES),
             "dict": spaces.Dict({"rgb": spaces.Box(shape=(48, 48, 3), **BYTES)}),
+            "robot": spaces.Dict(
+                {
+                    "rgb": spaces.Box(shape=(48, 48, 3), **BYTES),
+                    "hand": spaces.Box(shape=(1, 24, 24), **BYTES),
+                    "arm": spaces.Box(-9.0, 9.0, (2,)),
+                }
+            ),
             "odd": spaces.Box(-1.0, 1.0, (48, 48, 3)),
         }
 
@@ -54,6 +61,11 @@ class Seen(gymnasium.Env[Any, Any]):
             "hw": image[..., 0],
             "stack": np.repeat(image.transpose(2, 0, 1)[:1], 4, axis=0),
             "dict": {"rgb": image},
+            "robot": {
+                "rgb": image,
+                "hand": image[None, ::2, ::2, 0],
+                "arm": np.array([self.clock, -self.at], np.float32),
+            },
         }.get(self.form, image)
 
     def render(self) -> Any:
