@@ -10,7 +10,7 @@ READY := $(VENV)/.ready-$(VERSION)
 TORCH := $(shell sed -nE 's/.*"(torch==[^"]+)".*/\1/p' pyproject.toml)
 OSMESA := $(shell sed -nE 's/.*"(lavavu-osmesa==[^"]+)".*/\1/p' pyproject.toml)
 
-.PHONY: help train test test-instruction-sets test-slow coverage bench check lint types \
+.PHONY: help train test test-instruction-sets test-slow browser coverage bench check lint types \
 	format hooks lock clean
 
 help: ## show the targets
@@ -27,6 +27,9 @@ test-instruction-sets: $(READY) ## run what depends on rounding as on older proc
 
 test-slow: $(READY) ## run the long tests as well: learning, many seeds
 	$(BIN)/python -m pytest -m slow $(ARGS)
+
+browser: ## install Chromium (Debian, as root), which the tests of the page need; without it they are skipped
+	command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium; }
 
 coverage: $(READY) ## run the tests and print the modules that they cover least, and the total
 	$(BIN)/python -m pytest -n auto --cov --cov-report= $(ARGS)

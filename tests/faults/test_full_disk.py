@@ -37,7 +37,7 @@ COMMANDS = {
     "evaluation-set": ["evaluation-set", "run", "--output", "new", "--episodes", "1"],
     "collapse.csv": ["analyze", "collapse", "run", "--on", "set", "--output", "collapse"],
     "main-runs.csv": ["analyze", "main", "run", "--output", "main"],
-    "reward-pca.html": ["analyze", "reward-pca", "run", "--on", "set", "--output", "pca"],
+    "report": ["report", "run", "--output", "report"],
     "saliency": ["analyze", "saliency", "run", "--on", "set", "--output", "saliency"],
     "film.mp4": ["film", "run", *SMALL, "film.mp4"],
     "film.gif": ["film", "run", *SMALL, "film.gif"],
@@ -85,7 +85,7 @@ def test_a_full_disk_leaves_nothing_half_written_and_the_next_try_succeeds(
     for words in COMMANDS.values():
         main(words)
     written = ("new/set.json", "collapse/collapse.csv", "main/main-runs.csv", "film.mp4")
-    for name in (*written, "film.gif", "pca/reward-pca.html", "results.parquet"):
+    for name in (*written, "film.gif", "report/index.html", "results.parquet"):
         assert Path(name).stat().st_size > 10
 
 

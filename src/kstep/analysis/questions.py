@@ -25,7 +25,6 @@ from kstep.analysis import (
     collapse,
     gradients,
     horizon,
-    interactive,
     perturbation,
     reward_mse,
     reward_pca,
@@ -35,7 +34,7 @@ from kstep.analysis import (
 )
 from kstep.analysis.curves import Figure, save
 from kstep.analysis.evaluation_set import EncodeImages, EvaluationSet, checked
-from kstep.analysis.tables import Row, write_table, write_text
+from kstep.analysis.tables import Row, write_table
 from kstep.analysis.video import video
 from kstep.run import saved_encoders as encoders
 from kstep.run.folder import Run, RunFolder
@@ -131,8 +130,6 @@ class Question:
     draw: Callable[[Tables, dict[str, Array]], Figure]
     summarize: Callable[[Tables], Tables] = lambda tables: {}
     """Tables made of the whole main table."""
-    pages: Callable[[Tables], dict[str, str]] = lambda tables: {}
-    """Interactive figures, as HTML by name."""
     whole_runs: bool = False
     """Whether it is about a run's newest checkpoint instead of each saved encoder."""
 
@@ -154,14 +151,12 @@ class Answer:
         return self.question.draw(self.tables, self.videos)
 
     def write(self, folder: Path) -> list[Path]:
-        """Write tables as CSV, figures as PNG and HTML, videos as mp4; return the files."""
+        """Write tables as CSV, figures as PNG, videos as mp4; return the files."""
         folder.mkdir(parents=True, exist_ok=True)
         written = []
         for name, rows in self.tables.items():
             written.append(write_table(folder / f"{name}.csv", rows))
         written.append(save(self.figure(), folder / f"{self.question.name}.png"))
-        for name, text in self.question.pages(self.tables).items():
-            written.append(write_text(folder / f"{name}.html", text))
         for name, frames in self.videos.items():
             path = folder / f"{self.question.name}-{name}.mp4"
             with video(path, fps=20) as add:
@@ -381,7 +376,6 @@ QUESTIONS: dict[str, Question] = {
             "reward-pca",
             _reward_pca,
             lambda t, v: reward_pca.figure(t["reward-pca"], t["reward-pca-points"]),
-            pages=lambda t: {"reward-pca": interactive.page(t["reward-pca-points"])},
         ),
         Question(
             "reward-mse",

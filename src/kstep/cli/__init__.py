@@ -17,6 +17,7 @@ import kstep
 from kstep import values
 from kstep.cli.analyses import Analyze, EvaluationSet
 from kstep.cli.looking import Bench, Doctor, List, Show
+from kstep.cli.pages import Report
 from kstep.cli.sweeps import Collect, Compare, Import, Status, Sweep
 from kstep.cli.training import Eval, Film, Selfcheck, Train, Trust
 from kstep.errors import KstepError, explain
@@ -40,6 +41,7 @@ Verb = (
     | Collect
     | Import
     | Compare
+    | Report
 )
 
 REGISTRY = ConstructorRegistry()

@@ -61,6 +61,7 @@ SUITE: Mapping[str, tuple[str, ...]] = MappingProxyType(
 """Domain to tasks of the DeepMind Control Suite, in its order."""
 # Domains and tasks both contain underscores, so a name cannot simply be split.
 _SUITE_NAMES = {f"{domain}_{task}": (domain, task) for domain in SUITE for task in SUITE[domain]}
+OF_SUITE = frozenset(_SUITE_NAMES)
 
 EXCLUDED: Mapping[str, str] = MappingProxyType(
     {

@@ -1,7 +1,7 @@
 """Methods side by side, from the table of evaluations: per task, in the aggregate, and the paper.
 
-In: the table and an experiment. Out: printed tables, computed from one score per seed. Every number
-has its n.
+In: the table and an experiment. Out: tables (`Grid`), computed from one score per seed and printed
+here; a page shows the same ones. Every number has its n.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ from typing import get_args
 import numpy as np
 import polars as pl
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from kstep.analysis.tables import Row, grouped
+from kstep.report import scales as scaling
 from kstep.report import scores, statistics
 from kstep.report.comparisons import cell, comparison_of
+from kstep.report.grid import Cell, Grid
 from kstep.report.paper import Place
+from kstep.report.scales import Scale
 from kstep.report.scores import exploring
 from kstep.report.statistics import Array, Interval, stars
 from kstep.sweep.experiments import Sweep
@@ -27,10 +29,8 @@ from kstep.terminal import say
 from kstep.types import KstepError
 
 Scores = Mapping[str, Mapping[str, Mapping[int, float]]]
-"""task -> label -> seed -> score."""
+"""task -> label -> seed -> score, normalized."""
 
-FULL = 1000.0
-"""The largest return of a task of the suite; scores are divided by it for aggregates."""
 FAILED = 0.1
 """A seed with a normalized score below this counts as failed."""
 THRESHOLDS = tuple(tenth / 10 for tenth in range(1, 10))
@@ -60,6 +60,7 @@ def compare(
     draws = {"seed": seed, "repetitions": repetitions}
     presets = f"preset {' and '.join(sweep.presets)}"
     chosen = {mark: scores.near(rows, mark) for mark in sweep.marks}
+    scale = scaling.scales(rows)
     if not any(chosen.values()):
         wanted = " or ".join(f"{mark:,}" for mark in sweep.marks)
         raise KstepError(f"no evaluation at {wanted} env steps, but at {marks[-8:]}")
@@ -67,9 +68,9 @@ def compare(
         if not here:
             say(console, f"\nno evaluation at {mark:,} env steps yet")
             continue
-        cells, found = scores.summary(here, [mark], comparison.beside), at(here, mark)
+        cells, found = scores.summary(here, [mark], comparison.beside), at(here, mark, scale)
         say(console, Text.assemble((f"\n{mark:,} env steps", "bold"), f", {presets}"))
-        console.print(per_task(cells))
+        console.print(per_task(cells).printed())
         for remark in (
             scores.taken_elsewhere(here),
             scores.left_out(rows, here, mark),
@@ -77,23 +78,25 @@ def compare(
         ):
             if remark:
                 say(console, remark)
-        for shown in (aggregates(found, **draws), profiles(found, **draws), improved(cells)):
-            if shown.row_count:
-                console.print(shown)
-        if remark := incomplete(found):
-            say(console, remark)
+        grids = (aggregates(found, scale, **draws), profiles(found, **draws), improved(cells))
+        for grid in grids:
+            if grid.rows:
+                console.print(grid.printed())
+        for remark in (incomplete(found), scaling.remark(scale)):
+            if remark:
+                say(console, remark)
         if beside_paper:
-            console.print(beside(cells))
+            console.print(beside(cells).printed())
     say(console, "\nIQM along the curve", "bold")
     together = {str(row["task"]) for here in chosen.values() for row in here}
-    curves = efficiency(rows, marks, together, **draws)
-    console.print(_curve_table(curves))
+    curves = efficiency(rows, marks, together, scale, **draws)
+    console.print(_curve_table(curves).printed())
     labels = dict.fromkeys(str(row["label"]) for row in rows)
     if without := [label for label in labels if label not in curves]:
         say(console, f"left out, no evaluation of all tasks at one mark: {', '.join(without)}")
     if beside_paper:
         say(console, Text.assemble(("\nalong the paper's curves", "bold"), ", marks where ours is"))
-        console.print(along_curves(scores.summary(rows, marks, comparison.beside)))
+        console.print(along_curves(scores.summary(rows, marks, comparison.beside)).printed())
     if remark := scores.strangers(table, who, tasks):
         say(console, f"\n{remark}")
 
@@ -137,29 +140,30 @@ def incomplete(found: Scores) -> str:
     return f"left out of the aggregates: {', '.join(parts)}" if parts else ""
 
 
-def at(rows: Sequence[Row], mark: int) -> Scores:
-    """Return the scores of every seed at a mark."""
+def at(rows: Sequence[Row], mark: int, scale: Mapping[str, Scale]) -> Scores:
+    """Return the normalized scores of every seed at a mark."""
     found: dict[str, dict[str, dict[int, float]]] = {}
     for row in rows:
         if row["env_steps"] == mark and not exploring(row):
-            cell = found.setdefault(str(row["task"]), {}).setdefault(str(row["label"]), {})
-            cell[int(row["seed"])] = float(row["score"])
+            task = str(row["task"])
+            cell = found.setdefault(task, {}).setdefault(str(row["label"]), {})
+            cell[int(row["seed"])] = scale[task](float(row["score"]))
     return found
 
 
-def per_task(cells: Sequence[Row]) -> Table:
+def per_task(cells: Sequence[Row]) -> Grid:
     """Return mean ± sd (n) per cell; stars on the best as in the paper, and after Holm."""
     labels = list(dict.fromkeys(str(row["label"]) for row in cells))
-    table = Table("task", *labels, "best against others", box=None)
+    rows = []
     for (task,), of_task in grouped(cells, "task").items():
         own = {str(row["label"]): row for row in of_task}
-        shown = {
-            label: Text(cell(row), "bold" if row["best"] else "") for label, row in own.items()
+        printed = {
+            label: Cell(cell(row), bool(row["best"]), float(row["mean"]))
+            for label, row in own.items()
         }
-        table.add_row(
-            str(task), *(shown.get(label, "-") for label in labels), _p_of_best([*own.values()])
-        )
-    return table
+        found = [printed.get(label, "-") for label in labels]
+        rows.append([str(task), *found, _p_of_best([*own.values()])])
+    return Grid.of(("task", *labels, "best against others"), rows)
 
 
 def _p_of_best(own: Sequence[Row]) -> str:
@@ -174,23 +178,23 @@ def _p_of_best(own: Sequence[Row]) -> str:
     return f"p {p:.3g}{won}, Holm {holm:.3g}{stars(holm) if won else ''}"
 
 
-def improved(cells: Sequence[Row]) -> Table:
+def improved(cells: Sequence[Row]) -> Grid:
     """Return KSL's average improvement over each other method, the paper's alongside."""
-    table = Table("average improvement of", "over", "ours", "the paper's", "tasks", box=None)
+    rows = []
     for row in scores.improvements(cells):
         ours, theirs = (
             "-" if np.isnan(float(row[name])) else f"{row[name]:.1f} %"
             for name in ("percent", "paper_percent")
         )
-        table.add_row(str(row["label"]), str(row["over"]), ours, theirs, str(row["tasks"]))
-    return table
+        rows.append([str(row["label"]), str(row["over"]), ours, theirs, str(row["tasks"])])
+    return Grid.of(("average improvement of", "over", "ours", "the paper's", "tasks"), rows)
 
 
 def matrix(found: Scores, label: str) -> Array:
     """Return (runs, tasks) of normalized scores: the seeds that every task of the label has."""
     rows = [row[label] for row in found.values() if label in row]
     seeds = sorted(set.intersection(*(set(row) for row in rows)))
-    return np.array([[row[seed] / FULL for row in rows] for seed in seeds])
+    return np.array([[row[seed] for row in rows] for seed in seeds])
 
 
 def complete(found: Scores) -> list[str]:
@@ -202,46 +206,53 @@ def complete(found: Scores) -> list[str]:
     ]
 
 
-def aggregates(found: Scores, **draws: int) -> Table:
+def aggregates(found: Scores, scale: Mapping[str, Scale], **draws: int) -> Grid:
     """Return IQM, optimality gap, failed seeds and probability of improvement per label; `draws`
     are the seed and the repetitions of the bootstrap."""
     labels = complete(found)
-    table = Table("method", "IQM", "optimality gap", "failed", box=None)
     first = max(labels, key=lambda label: float(statistics.iqm(matrix(found, label))), default="")
-    table.add_column(f"P({first} better)")
+    known = [scale[task].known for task in found]
+    rows = []
     for label in labels:
         values = matrix(found, label)
         better = statistics.improvement_interval(matrix(found, first), values, **draws)
         middle = statistics.bootstrap(values, statistics.iqm, **draws)
         gap = statistics.bootstrap(values, statistics.optimality_gap, **draws)
-        table.add_row(
-            label,
-            f"{_interval(middle)}, {middle.note}",
-            _interval(gap),
-            f"{(values < FAILED).sum()} of {values.size}",
-            "-" if label == first else _interval(better),
+        counted = values[:, known]
+        rows.append(
+            (
+                Cell(label),
+                Cell(f"{shown(middle)}, {middle.note}", value=middle.value),
+                Cell(shown(gap), value=gap.value),
+                f"{(counted < FAILED).sum()} of {counted.size}" if counted.size else "-",
+                "-" if label == first else Cell(shown(better), value=better.value),
+            )
         )
-    return table
+    return Grid.of(("method", "IQM", "optimality gap", "failed", f"P({first} better)"), rows)
 
 
-def profiles(found: Scores, **draws: int) -> Table:
+def profiles(found: Scores, **draws: int) -> Grid:
     """Return, per label, the share of its runs with a normalized score above each threshold."""
     labels = complete(found)
-    table = Table("score above", *labels, box=None)
-    for threshold in THRESHOLDS:
+    rows: list[list[str]] = []
+    for threshold in THRESHOLDS if labels else ():
         share = statistics.share_above(threshold)
         own = (statistics.bootstrap(matrix(found, label), share, **draws) for label in labels)
-        table.add_row(f"{threshold:.1f}", *map(_interval, own))
-    return table
+        rows.append([f"{threshold:.1f}", *map(shown, own)])
+    return Grid.of(("score above", *labels), rows)
 
 
 def efficiency(
-    rows: Sequence[Row], marks: Sequence[int], tasks: set[str], **draws: int
+    rows: Sequence[Row],
+    marks: Sequence[int],
+    tasks: set[str],
+    scale: Mapping[str, Scale],
+    **draws: int,
 ) -> dict[str, dict[int, Interval]]:
     """Return the IQM over tasks at every mark, per label that has all the tasks there."""
     curves: dict[str, dict[int, Interval]] = {}
     for mark in marks:
-        found = at(rows, mark)
+        found = at(rows, mark, scale)
         if set(found) == tasks:
             for label in complete(found):
                 iqm = statistics.bootstrap(matrix(found, label), statistics.iqm, **draws)
@@ -249,39 +260,40 @@ def efficiency(
     return curves
 
 
-def _curve_table(curves: Mapping[str, Mapping[int, Interval]]) -> Table:
-    table = Table("env steps", *curves, box=None)
+def _curve_table(curves: Mapping[str, Mapping[int, Interval]]) -> Grid:
+    rows = []
     for mark in sorted({mark for curve in curves.values() for mark in curve}):
         cells = [
-            f"{_interval(curve[mark])} (n = {curve[mark].n})" if mark in curve else "-"
+            f"{shown(curve[mark])} (n = {curve[mark].n})" if mark in curve else "-"
             for curve in curves.values()
         ]
-        table.add_row(f"{mark:,}", *cells)
-    return table
+        rows.append([f"{mark:,}", *cells])
+    return Grid.of(("env steps", *curves), rows)
 
 
-def beside(cells: Sequence[Row]) -> Table:
+def beside(cells: Sequence[Row]) -> Grid:
     """Return ours beside the paper's for every cell that both have."""
-    table = Table("task", "method", "ours", "the paper", "ours is", box=None)
-    for row in cells:
-        if row["paper_runs"]:
-            shown = (row["task"], row["label"], cell(row), cell(row, "paper_"), row["place"])
-            table.add_row(*map(str, shown))
-    return table
+    rows = [
+        (str(row["task"]), str(row["label"]), cell(row), cell(row, "paper_"), str(row["place"]))
+        for row in cells
+        if row["paper_runs"]
+    ]
+    return Grid.of(("task", "method", "ours", "the paper", "ours is"), rows)
 
 
-def along_curves(cells: Sequence[Row]) -> Table:
+def along_curves(cells: Sequence[Row]) -> Grid:
     """Return, per curve that both have, at how many marks ours is inside, above or below."""
     compared = [row for row in cells if row["paper_runs"] and int(row["env_steps"]) > 0]
     *words, few = get_args(Place)
-    table = Table("task", "method", *words, f"marks with {few}", box=None)
+    rows = []
     for (task, label), own in grouped(compared, "task", "label").items():
         places = [row["place"] for row in own]
-        table.add_row(str(task), str(label), *(str(places.count(word)) for word in (*words, few)))
-    return table
+        rows.append([str(task), str(label), *(str(places.count(word)) for word in (*words, few))])
+    return Grid.of(("task", "method", *words, f"marks with {few}"), rows)
 
 
-def _interval(found: Interval) -> str:
+def shown(found: Interval) -> str:
+    """Return an estimate and, where there were enough seeds, its interval."""
     if np.isnan(found.low):
         return f"{found.value:.3f}"
     return f"{found.value:.3f} [{found.low:.3f}, {found.high:.3f}]"

@@ -174,7 +174,7 @@ def from_table(frame: pl.DataFrame, who: Mapping[str, Row], tasks: Sequence[str]
         if tasks and found["task"] not in tasks:
             continue
         ours = found["source"] == store.OURS
-        identity = who.get(found["setting"]) if ours else _imported(found)
+        identity = who.get(found["setting"]) if ours else imported(found)
         if identity is None:
             continue
         key = (identity["label"], found["task"])
@@ -207,7 +207,8 @@ def strangers(frame: pl.DataFrame, who: Mapping[str, Row], tasks: Sequence[str] 
     return f"left out, not runs of this experiment: {', '.join(parts)}"
 
 
-def _imported(found: Mapping[str, Any]) -> Row:
+def imported(found: Mapping[str, Any]) -> Row:
+    """Return what other people's runs in a table are called."""
     name = found["method"]
     if found["variant"] not in ("controlled", "published"):
         name += f"-{found['variant']}"
