@@ -25,6 +25,7 @@ from kstep.run import clock, policies, system
 from kstep.run.evaluate import evaluate, evaluation_seeds
 from kstep.run.folder import Run
 from kstep.run.load import opened
+from kstep.run.system import Machine
 from kstep.types import KstepError
 from kstep.values import difference, encode
 from kstep.zoo import Card
@@ -68,7 +69,7 @@ def add(run: Run, name: str, home: Path = zoo.HOME, episodes: int = 20) -> Path:
             command=command(run),
             kstep=history[-1].versions.get("kstep", "") if history else "",
             commits=tuple(dict.fromkeys(each.commit for each in history if each.commit)),
-            rendering=tuple(dict.fromkeys(each.rendering for each in history if each.rendering)),
+            rendering=tuple(dict.fromkeys(map(_renderer, history))),
             processors=tuple(dict.fromkeys(each.processor for each in history)),
             hours=None if took is None else round(took[0] / 3600, 2),
             digest=run.digest,
@@ -83,6 +84,11 @@ def add(run: Run, name: str, home: Path = zoo.HOME, episodes: int = 20) -> Path:
         shutil.rmtree(folder)
         raise
     return folder
+
+
+def _renderer(machine: Machine) -> str:
+    """Return what drew, without how long it took."""
+    return machine.rendering.removeprefix("rendering: ").partition(", ")[0]
 
 
 def command(run: Run) -> str:

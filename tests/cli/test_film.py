@@ -20,7 +20,8 @@ from kstep.report.options import Overlay
 from kstep.run import policies
 from kstep.run.evaluate import evaluate, evaluation_seeds
 from kstep.run.folder import Run
-from kstep.run.load import only_policy, opened
+from kstep.run.load import opened
+from kstep.run.policies import only_policy
 from kstep.types import KstepError
 from tests.make import expect
 from tests.runs import experiment, go

@@ -10,10 +10,12 @@ import imageio.v2 as imageio
 import pytest
 from scripts.zoo import add, command
 
+import kstep
 from kstep import zoo
 from kstep.cli import main, parsed
 from kstep.config import digest
 from kstep.run import checkpoint, policies, start
+from kstep.run.episode import Episode
 from kstep.run.evaluate import evaluate, evaluation_seeds
 from kstep.run.folder import Run
 from kstep.run.load import opened
@@ -73,6 +75,16 @@ def test_verbs_take_an_agent_by_its_name(
     assert len(imageio.mimread(path)) > 3
     main(["evaluation-set", "zoo:toy-ksl", "--episodes", "2", "--output", str(tmp_path / "set")])
     assert (tmp_path / "set" / "set.json").is_file()
+
+
+def test_it_can_be_loaded_from_python(here: Path) -> None:
+    policy = kstep.load("zoo:toy-ksl")
+    with opened(Path("zoo:toy-ksl")) as (agent, [env], _):
+        episode = Episode(env, agent.method.stack)
+        episode.start(7)
+        stacks = episode.observation[None]
+        expected = env.actions.true(agent.act(stacks, explore=False)[0])
+    assert policy.act_batch(stacks)[0] == pytest.approx(expected)
 
 
 def test_the_command_of_a_card_trains_the_same_run(here: Path) -> None:

@@ -31,7 +31,8 @@ from kstep.report.options import Overlay
 from kstep.run.episode import Episode
 from kstep.run.evaluate import Evaluation, evaluation_seeds
 from kstep.run.folder import Run
-from kstep.run.load import only_policy, opened
+from kstep.run.load import opened
+from kstep.run.policies import only_policy
 from kstep.run.saved_encoders import label_of
 from kstep.types import Array, Counts, KstepError
 

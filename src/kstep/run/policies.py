@@ -8,6 +8,7 @@ package is a folder with a config.json and one such file (`zoo.py`). Loading exe
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 
 from kstep import reading
 from kstep.agent import Agent
+from kstep.run import checkpoint
 from kstep.run.folder import Run
 from kstep.types import Counts, KstepError
 from kstep.values import decode, encode
@@ -102,3 +104,39 @@ def load(run: Run, agent: Agent, path: Path) -> Counts:
             tensor.copy_(weights[name])
     agent.updates = about.counts.updates
     return about.counts
+
+
+def only_policy(run: Run, at: int | None = None) -> Path | None:
+    """Return the file of a policy, which can act but not learn, if that is all there is of a run at
+    these env_steps, or at its newest moment."""
+    if at is None:
+        return run.policy_file if run.policy_file.exists() else None
+    return next((path for path in run.saved_policies() if int(path.stem) == at), None)
+
+
+def weights(
+    run: Run, agent: Agent, passed_over: Callable[[str], None], at: int | None = None
+) -> Counts:
+    """Load a run's newest weights, or those of a checkpoint or a saved policy at these env_steps,
+    for acting only. `passed_over` is told of newer checkpoints that are damaged."""
+    policy = only_policy(run, at)
+    if policy is not None:
+        return load(run, agent, policy)
+    seen: list[int] = []
+
+    def chosen(state: checkpoint.Weights) -> None:
+        seen.append(state.counts.env_steps)
+        if at is not None and state.counts.env_steps != at:
+            raise KstepError(f"it is at {state.counts.env_steps:,} env steps")
+
+    try:
+        return checkpoint.load_weights(run, agent, passed_over if at is None else None, chosen)
+    except KstepError:
+        if at is None or at in seen:
+            raise
+    saved = [int(path.stem) for path in run.saved_policies()]
+    have = ", ".join(f"{mark:,}" for mark in sorted({*saved, *seen})) or "none"
+    raise KstepError(
+        f"{run.folder} has no policy at {at:,} env steps; it has: {have}. "
+        "kstep train --save-policies-every N keeps more of them"
+    )

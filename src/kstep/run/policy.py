@@ -19,7 +19,7 @@ from kstep.agent import Agent
 from kstep.data.batches import to_device
 from kstep.envs.sight import Unseen, resized
 from kstep.rng import Streams
-from kstep.run import checkpoint, system
+from kstep.run import policies, system
 from kstep.run.folder import Environment, Run
 from kstep.types import Array, Counts, KstepError
 
@@ -97,12 +97,12 @@ class Policy:
 
 
 def load(run: Run | str | Path, *, device: str = "cpu") -> Policy:
-    """Load the policy of a run's newest checkpoint; needs no simulator."""
+    """Load the policy of a run's newest checkpoint, or of `zoo:NAME`; needs no simulator."""
     opened = Run.open(run.folder if isinstance(run, Run) else Path(run))
     environment = opened.environment or _looked_at(opened)
     streams = Streams(opened.experiment.seed, system.device(device))
     agent = Agent(opened.experiment.method, environment.spec, streams, device)
-    counts = checkpoint.load_weights(
+    counts = policies.weights(
         opened, agent, lambda problem: warnings.warn(f"left out: {problem}", stacklevel=3)
     )
     return Policy(opened, agent, environment, counts)

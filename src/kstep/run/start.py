@@ -88,5 +88,5 @@ def next_commands(run: Run) -> tuple[str, ...]:
     return (
         f"kstep film {folder} --output film.mp4",
         f"kstep eval {folder} --episodes 20",
-        f"kstep status {folder}",
+        f"kstep report {folder} --output report",
     )
