@@ -252,7 +252,7 @@ class _Killer(threading.Thread):
         for folder in self._folders:
             _wait(lambda folder=folder: self._ready(RunFolder(folder)))  # type: ignore[misc]
             try:
-                psutil.Process(int((folder / "lock").read_text())).kill()
+                psutil.Process(int((folder / "lock").read_text().split()[0])).kill()
                 self.count += 1
             except (psutil.NoSuchProcess, ValueError):
                 pass  # it was done already

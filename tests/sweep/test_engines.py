@@ -179,7 +179,7 @@ def test_a_killed_run_resumes_and_ends_as_if_undisturbed(tmp_path: Path) -> None
     def kill_once() -> None:
         lock = killed.folder / "lock"
         wait_until(lambda: len(list(killed.folder.glob("checkpoints/0*"))) > 1)
-        os.kill(int(lock.read_text()), signal.SIGKILL)
+        os.kill(int(lock.read_text().split()[0]), signal.SIGKILL)
 
     killer = threading.Thread(target=kill_once)
     killer.start()
@@ -223,7 +223,7 @@ def test_stopping_writes_a_checkpoint_and_nothing_outlives_its_starter(tmp_path:
     evaluations = spec.folder / "evaluations.jsonl"
     wait_until(lambda: evaluations.exists() and evaluations.stat().st_size > 0)
     assert status(spec).state == "running"
-    process = psutil.Process(int(lock.read_text()))
+    process = psutil.Process(int(lock.read_text().split()[0]))
     # A second writer is kept out and does not count as a failure.
     quick = replace(spec, env_steps=10)
     seconds, engines.LOCK_SECONDS = engines.LOCK_SECONDS, 0.5
