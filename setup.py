@@ -5,6 +5,7 @@ Where it cannot be built, the package is installed without it and everything run
 """
 
 import runpy
+from glob import glob
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -34,8 +35,8 @@ setup(
     ext_modules=[
         Extension(
             "kstep.native._encoder",
-            sources=[f"{FOLDER}/{name}.cpp" for name in ("encoder", "stacks", "avx2", "avx512")],
-            depends=[f"{FOLDER}/{name}.h" for name in ("kernels", "winograd", "pool", "interface")],
+            sources=sorted(glob(f"{FOLDER}/*.cpp")),
+            depends=sorted(glob(f"{FOLDER}/*.h")),
             define_macros=[("KSTEP_SOURCES", f'"{SOURCES}"')],
             # Each source chooses its own instruction set, so the same library serves any x86-64.
             # The two warnings are wrong ones about GCC's own headers (GCC bug 105593).

@@ -17,6 +17,7 @@ from kstep.data.batches import Batch, to_device
 from kstep.data.replay import Replay
 from kstep.methods.base import Method
 from kstep.native import Backend
+from kstep.nets.backends import make_native
 from kstep.nets.base import Encoder, FixedFeatures
 from kstep.nets.beside import WithVector
 from kstep.optimizers import Ema, Optimizers, below, slow_copy
@@ -107,7 +108,7 @@ class Agent:
         # the moving averages
         if due.slow:
             for slow in self.slow_copies:
-                slow.step()
+                slow.step(self.encoder_backend)
         if turn == "last" and batch.sequences is not None:
             metrics |= self.update_auxiliary(batch.sequences)
 
@@ -155,7 +156,8 @@ class Agent:
         if task.constrained:
             task.constrain()
         if task.slow_encoder_rate is not None:
-            Ema("auxiliary encoder", slow, self.encoder, task.slow_encoder_rate).step()
+            ema = Ema("auxiliary encoder", slow, self.encoder, task.slow_encoder_rate)
+            ema.step(self.encoder_backend)
         return metrics
 
     def update_actor(self, batch: TransitionBatch, encoded: Encoded) -> Metrics:
@@ -279,6 +281,9 @@ class Agent:
 
     def _compose(self) -> None:
         """Settle who steps what: at first, and again when the task of a two-phase method begins."""
+        if self.encoder_backend == "native":
+            for module in self.modules().values():
+                make_native(module)
         auxiliary = self.auxiliary if self.phase == 0 else None
         config = self.method.auxiliary
         self.one_optimizer = config is not None and config.one_optimizer
@@ -288,5 +293,5 @@ class Agent:
             self.core_encoder = FixedFeatures(self.encoder)
             self.core_slow_encoder = FixedFeatures(self.slow_encoder)
         networks = (self.method, self.encoder, self.core, auxiliary)
-        self.optimizers = Optimizers(optimizer_groups(*networks))
+        self.optimizers = Optimizers(optimizer_groups(*networks), self.encoder_backend)
         self.slow_copies = slow_copies(*networks, self.slow_encoder)

@@ -15,7 +15,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from kstep import native
 from kstep.errors import KstepError
+from kstep.types import Backend
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -51,13 +53,13 @@ class Group:
 class Optimizers:
     """Named Adam optimizers over declared parameters."""
 
-    def __init__(self, groups: Mapping[str, Group]) -> None:
+    def __init__(self, groups: Mapping[str, Group], backend: Backend = "torch") -> None:
         self.groups = dict(groups)
         self.parameters = {
             name: [parameter for _, parameter in group.named_parameters()]
             for name, group in self.groups.items()
         }
-        self._adams = {name: _adam(group) for name, group in self.groups.items()}
+        self._adams = {name: _adam(group, backend) for name, group in self.groups.items()}
 
     def minimize(self, name: str, loss: Tensor, *, partly: bool = False) -> None:
         """Take one step of the optimizer `name` on `loss`; nothing else moves.
@@ -132,11 +134,12 @@ class Ema:
     rate: float
 
     @torch.no_grad()
-    def step(self) -> None:
+    def step(self, backend: Backend = "torch") -> None:
         slow: list[Tensor] = list(self.slow.parameters())
         online: list[Tensor] = list(self.online.parameters())
         if slow:
-            torch._foreach_lerp_(slow, online, self.rate)
+            lerp_ = native.lerp_ if backend == "native" else torch._foreach_lerp_
+            lerp_(slow, online, self.rate)
 
 
 def laid_out_like(parameter: Tensor, tensor: Tensor) -> Tensor:
@@ -150,7 +153,7 @@ def laid_out_like(parameter: Tensor, tensor: Tensor) -> Tensor:
     return torch.empty_like(parameter, requires_grad=False).copy_(tensor)
 
 
-def _adam(group: Group) -> torch.optim.Adam:
+def _adam(group: Group, backend: Backend) -> torch.optim.Adam:
     by_rate: list[dict[str, Any]] = [
         {
             "params": [module] if isinstance(module, nn.Parameter) else list(module.parameters()),
@@ -160,4 +163,5 @@ def _adam(group: Group) -> torch.optim.Adam:
         for name, module in group.modules.items()
     ]
     by_rate = [entry for entry in by_rate if entry["params"]]
-    return torch.optim.Adam(by_rate, lr=group.learning_rate, betas=group.betas, fused=True)
+    adam = native.Adam if backend == "native" else torch.optim.Adam
+    return adam(by_rate, lr=group.learning_rate, betas=group.betas, fused=True)

@@ -76,7 +76,7 @@ def plain_features(encoder: PixelEncoder, observation: torch.Tensor) -> torch.Te
 
 
 @torch.no_grad()
-def plain_average(ema: Ema) -> None:
+def plain_average(ema: Ema, backend: Backend = "torch") -> None:
     pairs = zip(ema.slow.parameters(), ema.online.parameters(), strict=True)
     for slow, online in pairs:
         slow.copy_(ema.rate * online + (1 - ema.rate) * slow)

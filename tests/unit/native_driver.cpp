@@ -13,6 +13,22 @@ struct View {
   int64_t count, frames;
   int32_t height, width, colours, out_height, out_width, pad, black;
 };
+struct Product {
+  int64_t rows, columns, inner, left_row, left_step, right_row, right_column;
+};
+struct Adam {
+  float* parameter;
+  const float* gradient;
+  float *average, *square;
+  int64_t count;
+  float first, second, keep, size, root, epsilon, weight_decay;
+};
+struct Average {
+  float* slow;
+  const float* online;
+  int64_t count;
+  float rate;
+};
 extern "C" {
 int32_t kstep_native_use(const char*);
 const char* kstep_encoder_forward(const Encoder*, const uint8_t*, const float* const*,
@@ -24,6 +40,10 @@ const char* kstep_layer_forward(int32_t, int32_t, int32_t, int32_t, const float*
                                 const float*, float*);
 const char* kstep_layer_backward(int32_t, int32_t, int32_t, int32_t, const float*, const float*,
                                  const float*, const float*, float*, float*, float*);
+const char* kstep_product(const Product*, const float*, const float*, const float*, float*,
+                          int32_t);
+const char* kstep_adam(const Adam*, int32_t, int32_t);
+const char* kstep_average(const Average*, int32_t, int32_t);
 const char* kstep_stacks(const View*, const uint8_t*, const int64_t*, const int64_t*, uint8_t*,
                          int32_t);
 }
@@ -86,6 +106,37 @@ static void layer(int count, int height, int width, int stride) {
                                  weight.data(), dx.data(), dw.data(), db.data()));
 }
 
+// A linear layer and its two gradients.
+static void linear(int64_t rows, int64_t inner, int64_t columns, int threads) {
+  std::vector<float> x(rows * inner, 1.f), weight(columns * inner, 0.5f), bias(columns, 1.f),
+      y(rows * columns), dw(weight.size()), dx(x.size());
+  const Product forward{rows, columns, inner, inner, 1, 1, inner};
+  const Product of_weight{columns, inner, rows, 1, columns, inner, 1};
+  const Product of_input{rows, inner, columns, columns, 1, inner, 1};
+  require(kstep_product(&forward, x.data(), weight.data(), bias.data(), y.data(), threads));
+  require(kstep_product(&of_weight, y.data(), x.data(), nullptr, dw.data(), threads));
+  require(kstep_product(&of_input, y.data(), weight.data(), nullptr, dx.data(), threads));
+  for (float value : y)
+    if (value != 1 + 0.5f * inner) failures++;
+}
+
+static void moves(int threads) {
+  std::vector<std::vector<float>> arrays;
+  for (int count : {1, 17, 16384, 50001})
+    for (int a = 0; a < 4; a++) arrays.emplace_back(count, 1.f);
+  std::vector<Adam> adams;
+  std::vector<Average> averages;
+  for (size_t i = 0; i < arrays.size(); i += 4) {
+    float *p = arrays[i].data(), *a = arrays[i + 2].data();
+    const int64_t count = arrays[i].size();
+    adams.push_back({p, arrays[i + 1].data(), a, arrays[i + 3].data(), count, 0.1f, 0.001f, 0.999f,
+                     0.1f, 1, 1e-8f, 0.1f});
+    averages.push_back({a, p, count, i % 8 ? 0.7f : 0.1f});
+  }
+  require(kstep_adam(adams.data(), adams.size(), threads));
+  require(kstep_average(averages.data(), averages.size(), threads));
+}
+
 static void views(const View& v, int threads) {
   Random next;
   const int slots = 5, last_top = v.height + 2 * v.pad - v.out_height,
@@ -140,6 +191,13 @@ int main() {
                                Encoder{2, 2, 9, 23, 2, 3, {1, 1, 1}},
                                Encoder{270, 1, 9, 8, 1, 2, {2, 1}}})  // several chunks per group
         encoder(e, threads);
+    for (int threads : {1, 2, 3}) {
+      linear(1, 1, 1, threads);
+      linear(37, 5001, 50, threads);
+      linear(19, 70, 1030, threads);
+      linear(0, 5, 5, threads);
+      moves(threads);
+    }
     for (int stride : {1, 2}) {
       layer(2, 13, 10, stride);
       layer(1, 3, 3, stride);

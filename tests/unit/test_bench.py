@@ -155,12 +155,13 @@ def test_measuring_changes_nothing() -> None:
         assert torch.equal(tensor, expected[name]), name
 
 
-def test_one_agent_serves_both_backends() -> None:
-    agent = Steps(QUICK).agent(KSL)
+def test_each_backend_has_an_agent_of_its_own() -> None:
+    made = Steps(QUICK)
     expected = {"native": NativeEncoder, "torch": PixelEncoder}
     for backend in backends():
-        steps.use(agent, backend)
+        agent = made.agent(KSL, backend)
         assert type(agent.encoder) is type(agent.slow_encoder) is expected[backend]
+        assert agent is made.agent(KSL, backend)
 
 
 def test_a_line_is_a_line() -> None:

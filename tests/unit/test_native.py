@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
@@ -27,12 +28,12 @@ from torch.nn.grad import conv2d_input, conv2d_weight
 from kstep import native
 from kstep.agent import Agent
 from kstep.config import resolve
-from kstep.native import Shape, Unavailable, choice, library
+from kstep.native import Shape, Unavailable, choice, layers, library
 from kstep.native.choice import Trial
 from kstep.native.library import Library, _floats, _pointer, plain
-from kstep.nets.backends import NativeEncoder, native_shape
+from kstep.nets.backends import NativeEncoder, make_native, native_shape
 from kstep.nets.encoder import PixelEncoder, PixelEncoderConfig
-from kstep.optimizers import slow_copy
+from kstep.optimizers import Ema, slow_copy
 from kstep.rng import Streams
 from kstep.run import train
 from kstep.run.folder import Run
@@ -420,6 +421,147 @@ def test_two_copies_in_one_process_share_nothing(
         found = copy.forward(SMALL, trial.observation, weights, biases, keep=False)[-1]
         assert torch.equal(found, expected)
         assert process.num_threads() == before + 2  # helpers of its own
+
+
+# Rows, terms and columns: ragged everywhere, sums in one part and in several, and what heads have.
+PRODUCTS = [(1, 1, 1), (7, 50, 33), (37, 5000, 50), (13, 4097, 3), (128, 130, 1030), (3, 9, 700)]
+
+
+def products(rows: int, inner: int, columns: int) -> tuple[list[Tensor], Tensor, Tensor]:
+    """A layer's input, weight and bias; its output and the gradients of the first two."""
+    draw = torch.Generator().manual_seed(rows + inner + columns)
+    sizes = ((rows, inner), (columns, inner), (columns,), (rows, columns))
+    x, weight, bias, gradient = (torch.randn(size, generator=draw) for size in sizes)
+    kernels = native.kernels()
+    found = [kernels.product(x, weight.t(), bias), kernels.product(gradient.t(), x)]
+    found.append(kernels.product(gradient, weight))
+    exact = F.linear(x.double(), weight.double(), bias.double())
+    return found, exact, gradient.double().t() @ x.double()
+
+
+@pytest.mark.parametrize("size", PRODUCTS, ids=str)
+def test_products_are_exact_to_float32(each: Library, size: tuple[int, int, int]) -> None:
+    (forward, weight, _), exact, exact_weight = products(*size)
+    assert error(forward, exact) < TOLERANCE
+    assert error(weight, exact_weight) < TOLERANCE
+
+
+@pytest.mark.parametrize("size", PRODUCTS, ids=str)
+def test_no_bit_of_a_product_depends_on_threads_or_instructions(
+    kernels: Library, size: tuple[int, int, int], threads: Any
+) -> None:
+    expected, *_ = products(*size)
+    for number in (1, 2, 4):
+        threads(number)
+        for name in ("avx2", "avx512", None):
+            if kernels.use(name):
+                for one, two in zip(products(*size)[0], expected, strict=True):
+                    assert torch.equal(one, two), (number, name)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_native_layer_has_torchs_gradients(
+    kernels: Library, bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layers, "LEAST", 1)
+    torch.manual_seed(0)
+    theirs = torch.nn.Linear(70, 20, bias=bias)
+    ours = copy.deepcopy(theirs)
+    make_native(ours)
+    x = torch.randn(5, 70, requires_grad=True)
+    found, expected = ((net(x), [x, *net.parameters()]) for net in (ours, theirs))
+    assert torch.allclose(found[0], expected[0], atol=1e-5)
+    one = torch.autograd.grad(found[0].square().sum(), found[1])
+    two = torch.autograd.grad(expected[0].square().sum(), expected[1])
+    for mine, other in zip(one, two, strict=True):
+        assert error(mine, other.double()) < TOLERANCE
+    with torch.no_grad():
+        assert torch.equal(ours(x), found[0])
+    assert torch.equal(ours.double()(x.double()), ours.double()(x.double()))  # by PyTorch
+
+
+def test_weights_that_nobody_asks_for_get_no_gradient(
+    kernels: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The actor's loss goes through the critic, but not to its weights."""
+    monkeypatch.setattr(layers, "LEAST", 1)
+    x, weight, bias = (torch.randn(s, requires_grad=True) for s in ((4, 6), (3, 6), (3,)))
+    loss, asked = native.linear(x, weight, bias).sum(), 0
+
+    def counted(self: Library, left: Tensor, right: Tensor, *rest: Any) -> Tensor:
+        nonlocal asked
+        asked += 1
+        return original(self, left, right, *rest)
+
+    original = Library.product
+    monkeypatch.setattr(Library, "product", counted)
+    torch.autograd.grad(loss, [x], retain_graph=True)
+    assert asked == 1
+    torch.autograd.grad(loss, [x, weight], retain_graph=True)
+    assert asked == 3
+    with pytest.raises(KstepError, match="no second derivative"):
+        torch.autograd.grad(loss, [x], create_graph=True)
+
+
+def nets(*, decay: float) -> tuple[torch.nn.Module, Any, torch.nn.Module, Any]:
+    """The same network twice: with our Adam, with PyTorch's."""
+    torch.manual_seed(1)
+    one = torch.nn.Sequential(torch.nn.Linear(301, 259), torch.nn.Conv2d(3, 5, 3))
+    one.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    two = copy.deepcopy(one)
+    settings: dict[str, Any] = {"lr": 1e-2, "betas": (0.8, 0.99), "weight_decay": decay}
+    ours = native.Adam(one.parameters(), fused=True, **settings)
+    return one, ours, two, torch.optim.Adam(two.parameters(), fused=True, **settings)
+
+
+def give_gradients(net: torch.nn.Module, seed: int) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    for parameter in net.parameters():
+        gradient = torch.randn(parameter.shape, generator=draw)
+        parameter.grad = torch.empty_like(parameter).copy_(gradient)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_adam_and_averages_follow_torch_with_any_number_of_threads(
+    kernels: Library, threads: Any, decay: float
+) -> None:
+    runs = []
+    for number, name in ((1, "avx2"), (4, None)):
+        threads(number)
+        assert kernels.use(name)
+        one, ours, two, theirs = nets(decay=decay)
+        slow_one, slow_two = slow_copy(one), slow_copy(two)
+        for step in range(4):
+            for net, optimizer in ((one, ours), (two, theirs)):
+                give_gradients(net, step)
+                optimizer.step()
+            for rate in (0.05, 0.7):
+                Ema("net", slow_one, one, rate).step("native")
+                Ema("net", slow_two, two, rate).step()
+        for mine, other in ((one, two), (slow_one, slow_two)):
+            for p, q in zip(mine.parameters(), other.parameters(), strict=True):
+                assert error(p.detach(), q.detach().double()) < 1e-6
+        for p, q in zip(one.parameters(), two.parameters(), strict=True):
+            state, expected = ours.state[p], theirs.state[q]
+            assert float(state["step"]) == float(expected["step"]) == 4
+            for moment in ("exp_avg", "exp_avg_sq"):
+                assert error(state[moment], expected[moment].double()) < 1e-6
+        runs.append([p.detach() for net in (one, slow_one) for p in net.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+
+
+def test_what_the_kernels_cannot_move_torch_moves(kernels: Library) -> None:
+    one, ours, two, theirs = nets(decay=0.0)
+    slow_one, slow_two = slow_copy(one), slow_copy(two)
+    for net in (one, two, slow_one, slow_two):
+        net.double()
+    for net, optimizer, slow in ((one, ours, slow_one), (two, theirs, slow_two)):
+        give_gradients(net.float().double(), 0)
+        optimizer.step()
+        Ema("net", slow, net, 0.3).step("native")
+    for mine, other in ((one, two), (slow_one, slow_two)):
+        for p, q in zip(mine.parameters(), other.parameters(), strict=True):
+            assert torch.equal(p, q)
 
 
 @contextmanager
@@ -882,7 +1024,7 @@ def test_sanitizers_find_nothing(tmp_path: Path, sanitizers: str) -> None:
         pytest.skip("there is no g++ to compile it with")
     folder = Path(library.__file__).parent
     program = tmp_path / "driver"
-    sources = [folder / f"{name}.cpp" for name in ("encoder", "stacks", "avx2", "avx512")]
+    sources = sorted(folder.glob("*.cpp"))
     driver = Path(__file__).with_name("native_driver.cpp")
     options = [
         "-std=c++17",

@@ -27,7 +27,7 @@ def passes(size: Size, backends: tuple[Backend, ...], threads: int) -> list[Cand
             works: list[Work] = [torch.no_grad()(features), partial(trial.both_ways, features)]
             for way, work in zip(WAYS, works, strict=True):
                 label = name_of(f"{name}, {way}", backend, threads)
-                found.append(Candidate(label, work, threads=threads))
+                found.append(Candidate(label, work, 1, threads, backend))
     return found
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import torch
 
 from kstep import envs
 from kstep.agent import Agent
@@ -63,7 +62,6 @@ def peak() -> int:
 def here(size: Size, backend: Backend, threads: int) -> dict[str, Any]:
     """Measure in this process."""
     system.keep_freed_memory()
-    torch.set_num_threads(threads)
     experiment = size.experiment("ksl")
     spec = spec_of(experiment)
     config = ReplayConfig(size.memory_decisions)
@@ -80,8 +78,9 @@ def here(size: Size, backend: Backend, threads: int) -> dict[str, Any]:
     except KstepError as error:
         notice = f"without environments: {error}"
     agent = Agent(experiment.method, spec, Streams(0), "cpu", backend)
-    for _ in range(STEPS):
-        agent.update(replay)
+    with system.threads(threads, backend):
+        for _ in range(STEPS):
+            agent.update(replay)
     return {
         "decisions": len(replay),
         "replay_bytes": filled,

@@ -1,7 +1,7 @@
 """Learning steps to time: agents of every method, replays filled with random frames.
 
 In: a workload. Out: candidates that call `Agent.update`, nothing else. One agent serves every
-backend and number of threads, since neither changes its weights' layout.
+number of threads.
 """
 
 from __future__ import annotations
@@ -30,8 +30,6 @@ from kstep.config import Experiment
 from kstep.data.replay import Replay
 from kstep.data.ring import ReplayConfig
 from kstep.native import Backend
-from kstep.nets.backends import encoder_class
-from kstep.nets.encoder import PixelEncoder
 from kstep.rng import Streams
 from kstep.types import EnvSpec
 
@@ -112,14 +110,18 @@ class Steps:
 
     def __init__(self, size: Size) -> None:
         self.size = size
-        self._agents: dict[Workload, Agent] = {}
+        self._agents: dict[tuple[Workload, Backend], Agent] = {}
         self._replays: dict[tuple[int, ...], Replay] = {}
 
-    def agent(self, workload: Workload) -> Agent:
-        if workload not in self._agents:
-            experiment = self.size.experiment(workload.method, workload.overrides)
-            self._agents[workload] = Agent(experiment.method, spec_of(experiment), Streams(0))
-        return self._agents[workload]
+    def agent(self, workload: Workload, backend: Backend = "torch") -> Agent:
+        """The agent that computes with this backend, if it has anything to convolve."""
+        experiment = self.size.experiment(workload.method, workload.overrides)
+        if experiment.method.observation == "state":
+            backend = "torch"
+        if (workload, backend) not in self._agents:
+            agent = Agent(experiment.method, spec_of(experiment), Streams(0), "cpu", backend)
+            self._agents[workload, backend] = agent
+        return self._agents[workload, backend]
 
     def replay(self, agent: Agent) -> Replay:
         shape = agent.spec.frame_shape
@@ -131,30 +133,31 @@ class Steps:
 
     def step(self, workload: Workload, backend: Backend, threads: int) -> Candidate:
         """Learning steps until every part was due; results are per step."""
-        work, count = self._updates(workload, backend)
-        return Candidate(step_name(workload, backend, threads), work, count, threads)
+        work, count, used = self._updates(workload, backend)
+        return Candidate(step_name(workload, backend, threads), work, count, threads, used)
 
     def split(self, workload: Workload, backend: Backend, threads: int) -> Candidate:
         """The same, with the time of each part."""
-        updates, count = self._updates(workload, backend)
+        updates, count, used = self._updates(workload, backend)
 
         def work() -> dict[str, float]:
             with measured() as meter:
                 updates()
             return meter.results()
 
-        return Candidate(split_name(workload, backend), work, count, threads)
+        return Candidate(split_name(workload, backend), work, count, threads, used)
 
-    def _updates(self, workload: Workload, backend: Backend) -> tuple[Callable[[], None], int]:
-        agent = self.agent(workload)
+    def _updates(
+        self, workload: Workload, backend: Backend
+    ) -> tuple[Callable[[], None], int, Backend]:
+        agent = self.agent(workload, backend)
         replay, count = self.replay(agent), period(agent)
 
         def work() -> None:
-            use(agent, backend)
             for _ in range(count):
                 agent.update(replay)
 
-        return work, count
+        return work, count, agent.encoder_backend
 
     def sequences(self, workload: Workload, threads: int) -> Candidate:
         """Sample and shift what the auxiliary task learns from."""
@@ -205,16 +208,6 @@ def period(agent: Agent) -> int:
     method = agent.method
     every = [method.core.actor_every, method.learning.ema_every]
     return math.lcm(*every, method.auxiliary.every if method.auxiliary is not None else 1)
-
-
-def use(agent: Agent, backend: Backend) -> None:
-    """Let another backend compute the agent's convolutions, if it has any."""
-    for module in agent.modules().values():
-        for part in module.modules():
-            if isinstance(part, PixelEncoder):
-                frames, channels = part.frame_shape, part.stack
-                # The same weights under the same names: only the computation differs.
-                part.__class__ = encoder_class(part.config, frames, channels, backend)
 
 
 @functools.cache

@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from kstep.native import Backend
+from kstep.run import system
 
 Work = Callable[[], object]
 """May return a dictionary: its own measurements by name, in any unit."""
@@ -30,7 +29,9 @@ class Candidate:
     count: int = 1
     """How many things one call does; results are per thing."""
     threads: int | None = None
-    """Of PyTorch and of our kernels; None: unchanged."""
+    """None: as many as PyTorch uses."""
+    backend: Backend = "torch"
+    """Whose threads these are."""
 
 
 @dataclass
@@ -82,23 +83,17 @@ def interleave(
     times = Times(
         {candidate.name: [] for candidate in ordered}, {candidate.name: {} for candidate in ordered}
     )
-    threads = torch.get_num_threads()
-    try:
-        for number in range(rounds + 1):
-            for candidate in ordered:
-                before(number, candidate)
-                wanted = candidate.threads or threads
-                if wanted != torch.get_num_threads():
-                    torch.set_num_threads(wanted)
+    for number in range(rounds + 1):
+        for candidate in ordered:
+            before(number, candidate)
+            with system.threads(candidate.threads, candidate.backend):
                 started = now()
                 inside = candidate.work()
                 spent = now() - started
-                if number == 0:
-                    continue
-                times.rounds[candidate.name].append(1000 * spent / candidate.count)
-                for part, value in inside.items() if isinstance(inside, dict) else ():
-                    found = times.inside[candidate.name].setdefault(part, [])
-                    found.append(value / candidate.count)
-    finally:
-        torch.set_num_threads(threads)
+            if number == 0:
+                continue
+            times.rounds[candidate.name].append(1000 * spent / candidate.count)
+            for part, value in inside.items() if isinstance(inside, dict) else ():
+                found = times.inside[candidate.name].setdefault(part, [])
+                found.append(value / candidate.count)
     return times

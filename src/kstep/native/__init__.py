@@ -18,9 +18,14 @@ from kstep.native.choice import choose as choose
 from kstep.native.choice import expected as expected
 from kstep.native.encoder import features as features
 from kstep.native.encoder import usable as usable
+from kstep.native.layers import linear as linear
 from kstep.native.library import Shape as Shape
 from kstep.native.library import Unavailable as Unavailable
 from kstep.native.library import kernels as kernels
 from kstep.native.library import library_is_there as library_is_there
 from kstep.native.library import load as load
+from kstep.native.library import threads as threads
+from kstep.native.library import use_threads as use_threads
+from kstep.native.optimizers import Adam as Adam
+from kstep.native.optimizers import lerp_ as lerp_
 from kstep.types import Backend as Backend

@@ -28,6 +28,8 @@ struct V {
   static Reg add(Reg a, Reg b) { return _mm512_add_ps(a, b); }
   static Reg sub(Reg a, Reg b) { return _mm512_sub_ps(a, b); }
   static Reg mul(Reg a, Reg b) { return _mm512_mul_ps(a, b); }
+  static Reg div(Reg a, Reg b) { return _mm512_div_ps(a, b); }
+  static Reg sqrt(Reg a) { return _mm512_sqrt_ps(a); }
   // NaN if b is, a if only a is: what may be NaN comes second, or it would vanish.
   static Reg max(Reg a, Reg b) { return _mm512_max_ps(a, b); }
   static Reg fma(Reg a, Reg b, Reg c) { return _mm512_fmadd_ps(a, b, c); }    // a b + c
@@ -42,6 +44,8 @@ struct V {
 }  // namespace kstep
 
 #include "winograd.h"
+// After it, which it builds on.
+#include "matrix.h"
 
 namespace kstep {
 const Kernels* avx512_kernels() {

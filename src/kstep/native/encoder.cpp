@@ -11,13 +11,9 @@
 // Chunks and groups depend on the batch alone. So does every sum's order, and no bit of a result
 // depends on the number of threads or on which of them did what.
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
-#include <new>
 
-#include "interface.h"
-#include "kernels.h"
-#include "pool.h"
+#include "calls.h"
 
 // setup.py says which sources these are; the Python side compares.
 #ifndef KSTEP_SOURCES
@@ -27,7 +23,7 @@
 namespace kstep {
 namespace {
 
-constexpr int kMostLayers = 8, kMostChannels = 16, kMostSide = 4096, kMostThreads = 256;
+constexpr int kMostLayers = 8, kMostChannels = 16, kMostSide = 4096;
 constexpr int kMostChunk = 8;    // images: 1.7 MB of the paper's largest map
 constexpr int kMostGroups = 32;  // of 450 kB of sums each, at the paper's size
 
@@ -52,47 +48,19 @@ const Kernels* find(const char* name) {
   return nullptr;
 }
 
+}  // namespace
+
 std::atomic<const Kernels*>& chosen() {
   static std::atomic<const Kernels*> kernels{find(nullptr)};
   return kernels;
 }
 
-// Memory kept from one call to the next, guarded by the pool's `busy`.
-class Memory {
- public:
-  float* floats(size_t number) {
-    if (number > size_) {
-      free(data_);
-      size_ = 0;
-      data_ = static_cast<float*>(aligned_alloc(64, (number * sizeof(float) + 63) / 64 * 64));
-      if (!data_) throw std::bad_alloc();
-      size_ = number;
-    }
-    return data_;
-  }
-  // Freed only when grown: it lives as long as the process, as the pool does.
- private:
-  float* data_ = nullptr;
-  size_t size_ = 0;
-};
 Memory& memory() {
   static Memory* kept = new Memory;
   return *kept;
 }
 
-// Consecutive parts of one allocation, each at a multiple of 64 bytes.
-class Parts {
- public:
-  size_t take(size_t floats) {
-    const size_t at = total_;
-    total_ += (floats + 15) / 16 * 16;
-    return at;
-  }
-  size_t total() const { return total_; }
-
- private:
-  size_t total_ = 0;
-};
+namespace {
 
 // One layer after the first, or the first one of all.
 struct Layer {
@@ -265,19 +233,6 @@ void backward(const Kernels& k, const Plan& plan, int batch, const float* gradie
   });
 }
 
-// Nothing thrown may cross a C interface.
-template <class Work>
-const char* guarded(Work work) {
-  try {
-    work();
-  } catch (const std::bad_alloc&) {
-    return "more memory";
-  } catch (...) {
-    return "more threads than could be started";
-  }
-  return nullptr;
-}
-
 // Refuse, or do it.
 template <class Work>
 const char* planned(const Encoder* e, int threads, Work work) {
@@ -312,7 +267,7 @@ const char* alone(const Layer& layer, int count, int matrices, Work work) {
 // ---- the C interface. Each function returns null, or what it needs and was not given.
 
 // Raised whenever anything below changes its meaning; the Python side refuses another number.
-KSTEP_API int32_t kstep_native_interface() { return 3; }
+KSTEP_API int32_t kstep_native_interface() { return 4; }
 
 // A name of the sources this was built from, see sources.py.
 KSTEP_API const char* kstep_native_sources() { return KSTEP_SOURCES; }

@@ -1,5 +1,5 @@
 // What one instruction set offers: a table of functions that encoder.cpp calls for a few images at
-// a time. avx2.cpp and avx512.cpp fill one each from the templates in winograd.h.
+// a time. avx2.cpp and avx512.cpp fill one each from the templates in winograd.h and matrix.h.
 //
 // Maps are float32 in (image, row, column, channel) order with 32 channels. Weights and their
 // gradients are in (output, row, column, input) order: what PyTorch calls channels last.
@@ -28,6 +28,23 @@ inline int output_side(int side, int stride) { return (side - 3) / stride + 1; }
 constexpr size_t kWinogradWeights = 36 * kChannels * kChannels;
 constexpr size_t kStridedWeights = 9 * kChannels * kChannels;
 inline size_t stack_weights(Stack s) { return (size_t)9 * s.frames * s.colours * kChannels; }
+
+// One parameter and what Adam keeps of it: the coefficients of one step (see moves.cpp).
+struct Adam {
+  float* parameter;
+  const float* gradient;
+  float *average, *square;
+  int64_t count;
+  float first, second, keep, size, root, epsilon, weight_decay;
+};
+
+// A slow copy of a parameter: slow <- (1 - rate) slow + rate online.
+struct Average {
+  float* slow;
+  const float* online;
+  int64_t count;
+  float rate;
+};
 
 struct Kernels {
   const char* name;
@@ -63,6 +80,19 @@ struct Kernels {
 
   // Floats of scratch that any of the above needs for maps and frames of up to this size.
   size_t (*scratch)(int height, int width, Stack);
+
+  // Products of matrices, out = left x right (+ bias). `right` is packed first, its element (p, j) at
+  // p * row + j * column, one of them 1; element (i, p) of `left` is at i * row + p * step.
+  size_t (*matrix_packed)(int inner, int columns);  // floats
+  void (*matrix_pack)(const float* right, ptrdiff_t row, ptrdiff_t column, int inner, int columns,
+                      float* packed);
+  void (*matrix_multiply)(const float* left, ptrdiff_t row, ptrdiff_t step, int rows,
+                          const float* packed, int inner, int columns, const float* bias,
+                          float* out, ptrdiff_t out_row);
+
+  // Elements [from, to) of one step of Adam, and of one of a moving average.
+  void (*adam)(const Adam&, size_t from, size_t to);
+  void (*average)(const Average&, size_t from, size_t to);
 };
 
 // Null where the compiler's target is no x86-64. Whether the processor can run them is a question

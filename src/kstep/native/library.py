@@ -18,7 +18,7 @@ from torch import Tensor
 from kstep.errors import KstepError
 from kstep.native import sources
 
-INTERFACE = 3
+INTERFACE = 4
 """What `kstep_native_interface` must return: the version of every call below."""
 CHANNELS = 32
 MOST_INPUTS = 16
@@ -26,6 +26,20 @@ MOST_LAYERS = 8
 MOST_SIDE = 4096
 LIMIT = "KSTEP_NATIVE_INSTRUCTIONS"
 """Environment variable that selects an instruction set instead of the best one: avx2, avx512."""
+_threads: int | None = None
+"""Of our pool; None: as many as PyTorch uses."""
+
+
+def threads() -> int:
+    """How many threads compute what the library computes."""
+    return _threads or torch.get_num_threads()
+
+
+def use_threads(number: int | None) -> int | None:
+    """Let the library use this many threads, None: as many as PyTorch; return what was set."""
+    global _threads
+    before, _threads = _threads, number
+    return before
 
 
 class Unavailable(KstepError):
@@ -39,6 +53,45 @@ class _Encoder(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("batch", "frames", "height", "width", "colours")),
         ("layers", ctypes.c_int32),
         ("strides", ctypes.c_int32 * MOST_LAYERS),
+    )
+
+
+class _Product(ctypes.Structure):
+    """The structure `Product` of linear.cpp."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_int64)
+        for name in (
+            "rows",
+            "columns",
+            "inner",
+            "left_row",
+            "left_step",
+            "right_row",
+            "right_column",
+        )
+    )
+
+
+class AdamStep(ctypes.Structure):
+    """The structure `Adam` of kernels.h: one parameter, its moments, the coefficients of a step."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("parameter", "gradient", "average", "square")),
+        ("count", ctypes.c_int64),
+        *((name, ctypes.c_float) for name in ("first", "second", "keep", "size", "root")),
+        *((name, ctypes.c_float) for name in ("epsilon", "weight_decay")),
+    )
+
+
+class AverageStep(ctypes.Structure):
+    """The structure `Average` of kernels.h: a slow copy of one parameter."""
+
+    _fields_ = (
+        ("slow", ctypes.c_void_p),
+        ("online", ctypes.c_void_p),
+        ("count", ctypes.c_int64),
+        ("rate", ctypes.c_float),
     )
 
 
@@ -120,8 +173,9 @@ class Library:
             raise Unavailable(
                 f"{path.name} is from another version of kstep: reinstall the package"
             )
-        calls = ("encoder_forward", "encoder_backward", "layer_forward", "layer_backward", "stacks")
-        for name in ("native_sources", "native_instructions", *calls):
+        layers = ("encoder_forward", "encoder_backward", "layer_forward", "layer_backward")
+        passes = ("product", "adam", "average", "stacks")
+        for name in ("native_sources", "native_instructions", *layers, *passes):
             getattr(self._c, f"kstep_{name}").restype = ctypes.c_char_p
         beside = sources.digest(path.parent)
         if beside not in (None, self._c.kstep_native_sources().decode()):
@@ -165,7 +219,7 @@ class Library:
             _pointer(observation, torch.uint8),
             *map(_pointers, (weights, biases, maps)),
             int(keep),
-            torch.get_num_threads(),
+            threads(),
         )
         return [tensor for tensor in maps if tensor is not None]
 
@@ -191,9 +245,34 @@ class Library:
             _pointer(gradient),
             _pointer(observation, torch.uint8),
             *map(_pointers, (weights, maps, weight_gradients, bias_gradients)),
-            torch.get_num_threads(),
+            threads(),
         )
         return weight_gradients, bias_gradients
+
+    def product(self, left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Return left (n, p) x right (p, m), plus a bias (m); either may be a transposed matrix."""
+        (rows, inner), (below, columns) = left.shape, right.shape
+        _same(below, inner, "matrices that fit")
+        if bias is not None:
+            _same(tuple(bias.shape), (columns,), "a bias of shape")
+        strides = (*left.stride(), *right.stride())
+        out = _floats(rows, columns)
+        self._call(
+            "product",
+            ctypes.byref(_Product(rows, columns, inner, *strides)),
+            *(_pointer(m if m.is_contiguous() else m.t()) for m in (left, right)),
+            *map(_pointer, (bias, out)),
+            threads(),
+        )
+        return out
+
+    def adam(self, steps: Sequence[AdamStep]) -> None:
+        """Take a step of Adam for every parameter; optimizers.py has checked their memory."""
+        self._call("adam", (AdamStep * len(steps))(*steps), len(steps), threads())
+
+    def average(self, steps: Sequence[AverageStep]) -> None:
+        """Let slow copies follow; optimizers.py has checked their memory."""
+        self._call("average", (AverageStep * len(steps))(*steps), len(steps), threads())
 
     def stacks(
         self,
@@ -223,7 +302,7 @@ class Library:
         out = np.empty((count, frames, *size, colours), np.uint8)
         view = _View(count, frames, height, width, colours, *size, pad, black)
         arrays = (ctypes.c_void_p(array.ctypes.data) for array in (ring, slots, offsets, out))
-        self._call("stacks", ctypes.byref(view), *arrays, torch.get_num_threads())
+        self._call("stacks", ctypes.byref(view), *arrays, threads())
         return out
 
     def _call(self, name: str, *arguments: object) -> None:

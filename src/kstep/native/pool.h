@@ -1,8 +1,13 @@
-// A small pool of threads. Workers sleep on a condition variable between calls, so that they never
-// take a core from PyTorch's own threads; the caller works too. Tasks are numbered and taken in
-// order by whoever is free: what a task computes must depend on its number alone, never on the
-// thread it runs on, and then no result depends on the number of threads.
+// A small pool of threads. Workers sleep on a condition variable between calls, so that they take no
+// core from anybody; the caller works too. Tasks are numbered and taken in order by whoever is free:
+// what a task computes must depend on its number alone, never on the thread it runs on, and then no
+// result depends on the number of threads.
+//
+// On a busy machine a worker may be woken long after it was called. The caller never waits for it: it
+// takes the tasks itself, and a worker that comes late finds none. Only tasks that somebody has begun
+// are waited for.
 #pragma once
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <functional>
@@ -28,6 +33,8 @@ inline void set_rounding(Rounding) {}
 
 class Pool {
  public:
+  using Task = std::function<void(int, int)>;
+
   // The pool of this process. A forked child inherits the object but none of its threads, so it
   // gets a new one; the old one is left alone, as it is at exit, when sleeping workers do no harm.
   static Pool& here() {
@@ -44,7 +51,7 @@ class Pool {
 
   // Call task(number, worker) for every number below `tasks` on up to `threads` threads; worker is
   // below `threads`. Returns when all are done. Only one caller at a time: hold `busy`.
-  void run(int tasks, int threads, const std::function<void(int, int)>& task) {
+  void run(int tasks, int threads, const Task& task) {
     const int helpers = std::min(threads, tasks) - 1;
     if (helpers <= 0) {
       for (int i = 0; i < tasks; i++) task(i, 0);
@@ -57,33 +64,34 @@ class Pool {
       rounding_ = rounding();  // or bits would depend on which thread computed them
       tasks_ = tasks;
       next_ = 0;
-      helpers_ = working_ = helpers;
+      helpers_ = helpers;
       round_++;
     }
     wake_.notify_all();
     take(task, 0);
     std::unique_lock<std::mutex> lock(mutex_);
+    task_ = nullptr;  // nobody joins from here on
     done_.wait(lock, [this] { return working_ == 0; });
   }
 
   std::mutex busy;  // held by whoever uses the pool
 
  private:
-  void take(const std::function<void(int, int)>& task, int worker) {
+  void take(const Task& task, int worker) {
     for (int i; (i = next_.fetch_add(1)) < tasks_;) task(i, worker);
   }
 
   void work(int worker) {
     unsigned long seen = 0;
     for (;;) {
-      const std::function<void(int, int)>* task;
+      const Task* task;
       {
         std::unique_lock<std::mutex> lock(mutex_);
-        // Every round waits for all its helpers, so none can miss a round it belongs to.
-        wake_.wait(lock, [&] { return round_ != seen; });
+        wake_.wait(lock, [&] { return task_ && round_ != seen && worker <= helpers_; });
         seen = round_;
-        if (worker > helpers_) continue;
+        if (next_ >= tasks_) continue;  // too late for this round: nothing is left to take
         task = task_;
+        working_++;
         set_rounding(rounding_);
       }
       take(*task, worker);
@@ -94,10 +102,11 @@ class Pool {
 
   std::mutex mutex_;
   std::condition_variable wake_, done_;
-  const std::function<void(int, int)>* task_ = nullptr;
+  const Task* task_ = nullptr;  // of the round that is under way
   Rounding rounding_{};
   std::atomic<int> next_{0};
-  int tasks_ = 0, helpers_ = 0, working_ = 0, started_ = 0;
+  int tasks_ = 0, helpers_ = 0, started_ = 0;
+  int working_ = 0;  // helpers inside the round
   unsigned long round_ = 0;
 };
 

@@ -742,13 +742,5 @@ static size_t scratch_size(int height, int width, Stack s) {
   return (most + 15) / 16 * 16;
 }
 
-constexpr Kernels table(const char* name) {
-  return {name,
-          winograd_pack, winograd_forward, winograd_backward, winograd_unpack,
-          strided_pack, strided_forward, strided_backward, strided_unpack,
-          stack_pack, stack_forward, stack_backward, stack_unpack,
-          scratch_size};
-}
-
 }  // namespace
 }  // namespace kstep

@@ -33,6 +33,23 @@ class NativeEncoder(PixelEncoder):
         return super().features(observation)
 
 
+class NativeLinear(nn.Linear):
+    """A linear layer by the kernels of `kstep.native`, where the very call allows it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return native.linear(x, self.weight, self.bias)
+
+
+def make_native(network: nn.Module) -> None:
+    """Let our kernels compute whatever of a network is not the encoder's convolutions.
+
+    The same weights under the same names: only the class of a layer changes.
+    """
+    for layer in network.modules():
+        if type(layer) is nn.Linear:
+            layer.__class__ = NativeLinear
+
+
 class CompiledEncoder(PixelEncoder):
     """Convolutions by PyTorch's compiler."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -64,6 +64,8 @@ def check(run: Run, runtime: Runtime, env: ControlEnv) -> Cleared:
     checkpoint.check(run, here, runtime.allowed)
     with system.threads(runtime.threads):
         choice = encoder_backend(run, runtime, spec)
+    if choice.backend == "native":
+        here = replace(here, threads=1)  # PyTorch's; those of our pool decide nothing
     return Cleared(found, choice, here)
 
 

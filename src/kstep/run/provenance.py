@@ -2,7 +2,7 @@
 
 Versions change numbers and renderers change pixels, silently. So a checkpoint records both, and
 resuming it under others is refused with the difference unless a flag allows it. What at most
-changes rounding (device, threads) or may change nothing at all (the commit) is reported.
+changes rounding (device, PyTorch's threads) or may change nothing at all (the commit) is reported.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ class Provenance:
     versions: Mapping[str, str] = field(default_factory=dict)
     device: str = "cpu"
     threads: Count = 1
+    """Of PyTorch: 1 with the native backend, whose own threads decide nothing."""
     commit: str = ""
 
     def refuse_other(self, saved: Provenance, allowed: Allowed) -> list[str]:

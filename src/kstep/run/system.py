@@ -20,9 +20,9 @@ import psutil  # type: ignore[import-untyped, unused-ignore]
 import torch
 
 import kstep
-from kstep import reading
+from kstep import native, reading
 from kstep.files import Tree
-from kstep.types import KstepError
+from kstep.types import Backend, KstepError
 from kstep.values import Count, encode
 
 PACKAGES = ("torch", "numpy", "mujoco", "dm-control", "gymnasium", "safetensors")
@@ -64,15 +64,21 @@ def keep_freed_memory() -> None:
 
 
 @contextmanager
-def threads(number: int | None) -> Iterator[None]:
-    """Let PyTorch use this many threads inside the block; None leaves its choice."""
+def threads(number: int | None, backend: Backend = "torch") -> Iterator[None]:
+    """Compute with this many threads inside the block; None: with as many as PyTorch would use.
+
+    They are PyTorch's or, with the native backend, those of our own pool, and PyTorch has one: two
+    pools would fight for the cores, and the bits of PyTorch's sums depend on their number.
+    """
     before = torch.get_num_threads()
-    if number is not None:
-        torch.set_num_threads(number)
+    wanted, ours = number or before, backend == "native"
+    torch.set_num_threads(1 if ours else wanted)
+    native_before = native.use_threads(wanted if ours else None)
     try:
         yield
     finally:
         torch.set_num_threads(before)
+        native.use_threads(native_before)
 
 
 def versions() -> dict[str, str]:
@@ -136,7 +142,7 @@ def describe(device_name: str, rendering: str, started: str = "") -> Machine:
         commit=commit(),
         processor=processor(),
         cores=os.cpu_count(),
-        threads=torch.get_num_threads(),
+        threads=native.threads(),
         memory_bytes=int(psutil.virtual_memory().total),
         platform=platform.platform(),
         device=device_name,

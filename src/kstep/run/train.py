@@ -136,7 +136,7 @@ def train(
             as_faults(lambda: checkpoint.describe(run)),
             _deaf_to_requests(),
             run.locked(f"{runtime.checkpoint_minutes:g}"),
-            system.threads(runtime.threads),
+            system.threads(runtime.threads, run.encoder_backend),
         ):
             encoder = preflight.look_again(run, runtime, cleared)
             if _is_done(run, console):

@@ -215,8 +215,9 @@ def divide(
 ) -> tuple[int, Slot]:
     """Divide this machine among all runs of a plan: how many at once, and what each may use.
 
-    Done runs count as well, so that resuming later uses as many threads as before: with another
-    number of threads a run is the same only up to rounding.
+    Done runs count as well, so that resuming later uses as many threads as before. That decides
+    nothing for runs of the native backend; with PyTorch's convolutions, and for methods that see a
+    state, a run with another number of threads is the same only up to rounding.
     """
     cores = cores or len(os.sched_getaffinity(0))
     needed = max((cost.cost_of(spec).memory_gb for spec in specs), default=1.0)
