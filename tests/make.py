@@ -12,7 +12,7 @@ from torch import Tensor
 from kstep.agent import Agent
 from kstep.config import Experiment, resolve
 from kstep.data.replay import Replay
-from kstep.data.ring import ReplayConfig
+from kstep.data.ring import ReplayConfig, Storage
 from kstep.methods import METHODS
 from kstep.methods.base import Method
 from kstep.native import Backend
@@ -47,10 +47,16 @@ def spec_for(experiment: Experiment, episode_decisions: int = 12) -> EnvSpec:
     return EnvSpec(kind, shape, ACTIONS, 1, episode_decisions)
 
 
-def filled_replay(spec: EnvSpec, stack: int, episodes: int = 6, length: int = 12) -> Replay:
+def filled_replay(
+    spec: EnvSpec,
+    stack: int,
+    episodes: int = 6,
+    length: int = 12,
+    config: ReplayConfig | None = None,
+) -> Replay:
     """Episodes of random frames; the same every time."""
     rng = np.random.default_rng(7)
-    replay = Replay(ReplayConfig(capacity=500), spec, stack)
+    replay = Replay(config or ReplayConfig(capacity=500), spec, stack)
 
     def frame() -> np.ndarray:
         if spec.observation == "pixels":
@@ -68,14 +74,19 @@ def filled_replay(spec: EnvSpec, stack: int, episodes: int = 6, length: int = 12
 
 
 def agent_and_replay(
-    method: str | Method, *overrides: str, seed: int = 3, backend: Backend = "torch"
+    method: str | Method,
+    *overrides: str,
+    seed: int = 3,
+    backend: Backend = "torch",
+    device: str = "cpu",
+    storage: Storage = "memory",
 ) -> tuple[Agent, Replay]:
     """Of a registered method at debug size, or of any as it is."""
     experiment = tiny(method if isinstance(method, str) else "ksl", *overrides)
     chosen = experiment.method if isinstance(method, str) else method
     spec = spec_for(experiment)
-    agent = Agent(chosen, spec, Streams(seed), encoder_backend=backend)
-    return agent, filled_replay(spec, chosen.stack)
+    agent = Agent(chosen, spec, Streams(seed, device), device, backend)
+    return agent, filled_replay(spec, chosen.stack, config=ReplayConfig(500, storage, device))
 
 
 def paper_agent(method: str, action_dim: int = 6) -> Agent:

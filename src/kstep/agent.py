@@ -26,6 +26,9 @@ from kstep.rl.core import Core, Encoded
 from kstep.rng import Streams, derive
 from kstep.types import Array, EnvSpec, Metrics, SequenceBatch, TransitionBatch
 
+FLAGGED = ("cuda", "meta")
+"""Devices on which Adam looks at a flag before it steps, so that no loss has to be read for it."""
+
 
 @dataclass(frozen=True)
 class Due:
@@ -64,6 +67,8 @@ class Agent:
         self.phase = 0
         """0; 1 once the task-agnostic exploration of a two-phase method is over."""
         self.updates = 0
+        self.broken = torch.zeros((), device=self.device) if self.device.type in FLAGGED else None
+        """1.0 once a loss was non-finite; None where each loss is read before its step."""
         with torch.random.fork_rng(devices=[]):
             # Layers draw their first weights from the global generator; this keeps it ours.
             torch.manual_seed(streams.init)
@@ -293,5 +298,6 @@ class Agent:
             self.core_encoder = FixedFeatures(self.encoder)
             self.core_slow_encoder = FixedFeatures(self.slow_encoder)
         networks = (self.method, self.encoder, self.core, auxiliary)
-        self.optimizers = Optimizers(optimizer_groups(*networks), self.encoder_backend)
+        backend, groups = self.encoder_backend, optimizer_groups(*networks)
+        self.optimizers = Optimizers(groups, backend, self.broken)
         self.slow_copies = slow_copies(*networks, self.slow_encoder)

@@ -53,22 +53,33 @@ class Group:
 class Optimizers:
     """Named Adam optimizers over declared parameters."""
 
-    def __init__(self, groups: Mapping[str, Group], backend: Backend = "torch") -> None:
-        self.groups = dict(groups)
+    def __init__(
+        self,
+        groups: Mapping[str, Group],
+        backend: Backend = "torch",
+        broken: Tensor | None = None,
+    ) -> None:
+        """`broken`: 0.0 on a device that must not be waited for; see `minimize`."""
+        self.groups, self.broken = dict(groups), broken
         self.parameters = {
             name: [parameter for _, parameter in group.named_parameters()]
             for name, group in self.groups.items()
         }
         self._adams = {name: _adam(group, backend) for name, group in self.groups.items()}
+        for adam in self._adams.values():
+            adam.found_inf = broken  # type: ignore[attr-defined]  # 1.0: its kernel steps nothing
 
     def minimize(self, name: str, loss: Tensor, *, partly: bool = False) -> None:
         """Take one step of the optimizer `name` on `loss`; nothing else moves.
 
         Raises if the loss does not depend on a parameter the group claims to own, unless the group
-        serves several losses and this is one of them (`partly`). A non-finite loss is rejected on
-        a CPU; elsewhere reading it would stall the device.
+        serves several losses and this is one of them (`partly`). A non-finite loss is rejected;
+        with `broken` it sets that to 1.0 instead, where the device sees it and nobody waits, and
+        from then on no optimizer moves anything.
         """
-        if loss.device.type == "cpu" and not math.isfinite(value := loss.item()):
+        if self.broken is not None:
+            self.broken.clamp_min_(1.0 - loss.detach().isfinite().float())
+        elif not math.isfinite(value := loss.item()):
             raise NonFinite(f"the loss of '{name}' is {value}")
         parameters = self.parameters[name]
         gradients = torch.autograd.grad(loss, parameters, allow_unused=partly)
@@ -149,7 +160,7 @@ def laid_out_like(parameter: Tensor, tensor: Tensor) -> Tensor:
     channels-last weight would silently belong to other entries.
     """
     if tensor.shape != parameter.shape:
-        return tensor  # the count of steps
+        return tensor.to(parameter.device)  # the count of steps
     return torch.empty_like(parameter, requires_grad=False).copy_(tensor)
 
 

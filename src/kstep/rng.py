@@ -32,6 +32,12 @@ def episode_seed(seed: int, name: str, index: int) -> int:
     return derive(seed, name, index) & 0x7FFF_FFFF
 
 
+def generator(seed: int, device: torch.device | str) -> torch.Generator:
+    """Return a generator on `device`; on the host for `meta`, where nothing has values."""
+    meta = torch.device(device).type == "meta"
+    return torch.Generator("cpu" if meta else device).manual_seed(seed)
+
+
 _Bits128 = Annotated[int, at.Ge(0), at.Lt(2**128)]
 
 
@@ -74,8 +80,8 @@ class Streams:
         self.init = derive(seed, "init")
         self.replay = np.random.Generator(np.random.PCG64(derive(seed, "replay")))
         self.augment = np.random.Generator(np.random.PCG64(derive(seed, "augment")))
-        self.act = torch.Generator(device=device).manual_seed(derive(seed, "act"))
-        self.learn = torch.Generator(device=device).manual_seed(derive(seed, "learn"))
+        self.act = generator(derive(seed, "act"), device)
+        self.learn = generator(derive(seed, "learn"), device)
 
     def state(self) -> StreamPositions:
         """Return the position of every stream."""

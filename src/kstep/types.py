@@ -22,6 +22,8 @@ if TYPE_CHECKING:  # the command line lists names and refuses wrong ones without
     from torch import Tensor
 
 Array: TypeAlias = npt.NDArray[Any]
+View: TypeAlias = "Array | Tensor"
+"""Observations as they are learned from: on the host, or on the learning device already."""
 Metrics: TypeAlias = "dict[str, Tensor]"
 """Detached scalars by path, such as ``critic/loss``; the logger decides when to read them."""
 

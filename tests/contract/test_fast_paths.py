@@ -116,7 +116,7 @@ def test_cutting_frames_of_a_ring() -> None:
     ring = rng.integers(0, 256, (9, 11, 10, 3), dtype=np.uint8)
     stacks = Stacks(ring, rng.integers(0, 9, (5, 3)))
     offsets = rng.integers(0, 5, (5, 2))
-    expected = cut(stacks.together(), offsets, 6, 5)
+    expected = cut(np.asarray(stacks.together()), offsets, 6, 5)
     assert np.array_equal(cut(stacks, offsets, 6, 5), expected)
 
 

@@ -118,6 +118,12 @@ def test_a_killed_run_ends_as_if_it_had_not_been(scene: Scene) -> None:
     scene.killed(Kill("instant", amount=0.2))
 
 
+def test_a_killed_run_with_frames_on_the_device_ends_as_one_in_memory(scene: Scene) -> None:
+    for number in (26, 118, 344):
+        assert scene.killed(Kill("event", number), "--replay", "device"), number
+    assert scene.killed(Kill("write", 300, 9_000), "--replay", "device")  # frames half written
+
+
 def test_a_killed_worker_leaves_no_trace(scene: Scene) -> None:
     assert not scene.killed(Kill("worker", 100), "--overlap", "on")
 

@@ -72,7 +72,7 @@ def test_augmentations_move_the_image_and_leave_the_numbers(augment: Shift | Cro
     image = rng.integers(0, 256, (6, 2, 12, 10, 3)).astype(np.uint8)
     vector = rng.normal(size=(6, 2, NUMBERS)).astype(np.float32)
     packed = packing.pack(image, vector)
-    view = ImageOnly(augment, NUMBERS).train_view(packed, np.random.default_rng(5))
+    view = np.asarray(ImageOnly(augment, NUMBERS).train_view(packed, np.random.default_rng(5)))
     moved, kept = packing.unpack(view, NUMBERS)
     np.testing.assert_array_equal(moved, augment.train_view(image, np.random.default_rng(5)))
     np.testing.assert_array_equal(kept, vector)
@@ -129,9 +129,10 @@ def test_every_method_learns_from_an_image_and_numbers(method: str) -> None:
     agent = Agent(experiment.method, spec, Streams(3))
     replay = filled_replay(spec, stack)
     # Bytes at random would be anything as numbers.
-    image, _ = packing.unpack(replay._frames, NUMBERS)
+    frames = expect(np.ndarray, replay._frames)
+    image, _ = packing.unpack(frames, NUMBERS)
     vector = np.random.default_rng(3).normal(4, 2, (len(image), NUMBERS)).astype(np.float32)
-    replay._frames[:] = packing.pack(image, vector)
+    frames[:] = packing.pack(image, vector)
     if experiment.method.auxiliary is not None:
         agent.pretrain(replay)
     for _ in range(2):

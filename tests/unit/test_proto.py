@@ -233,6 +233,15 @@ def test_an_empty_queue_has_no_neighbours() -> None:
     torch.testing.assert_close(reward, expected.detach(), atol=1e-3, rtol=0.0)
 
 
+def test_candidates_are_those_of_multinomial() -> None:
+    proto = task()
+    z = torch.nn.functional.normalize(torch.randn(9, 4), dim=1)
+    chance = torch.Generator().manual_seed(int(proto.draws.count) + 1)
+    probability = proto.prototypes(z).T.softmax(1)
+    expected = torch.multinomial(probability, 1, generator=chance).squeeze(1)
+    assert torch.equal(proto.candidates(z), expected)
+
+
 def test_candidates_follow_the_softmax_over_the_batch() -> None:
     proto = task()
     z = F.normalize(torch.randn(B, 4, generator=torch.Generator().manual_seed(7)), dim=1)

@@ -119,7 +119,7 @@ class Transitions:
 
 def transitions(replay: Replay, n: int, rng: np.random.Generator) -> Transitions:
     drawn = replay.sequences(n, 1, rng)
-    first, second = (drawn.observation.at(t).together() for t in (0, 1))
+    first, second = (np.asarray(drawn.observation.at(t).together()) for t in (0, 1))
     action, reward, bootstrap = drawn.action[:, 0], drawn.reward[:, 0], drawn.bootstrap[:, 0]
     return Transitions(first, action, reward, second, bootstrap)
 

@@ -315,6 +315,24 @@ def test_disk_replay_trains_like_memory(tmp_path: Path) -> None:
     assert_same(one, two)
 
 
+@pytest.mark.parametrize("method", ["ksl", "curl", "proto_rl", "drq_v2", "sac_state"])
+def test_a_replay_on_the_device_trains_like_memory(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it is interrupted and continues with the other kind, either way."""
+    said = StringIO()
+    whole = go(tmp_path / "memory", experiment(method))
+    assert_same(whole, go(tmp_path / "device", experiment(method), said, replay="device"))
+    assert " on cpu\n" in said.getvalue()
+    for first, second in (("device", "memory"), ("memory", "device")):
+        folder = tmp_path / f"{first} first"
+        with monkeypatch.context() as patch:
+            stop_after(patch, 55)
+            with pytest.raises(Stopped):
+                go(folder, experiment(method), replay=first)
+        assert_same(whole, go(folder, experiment(method), replay=second))
+
+
 def test_overlapping_changes_no_bit(tmp_path: Path) -> None:
     here = go(tmp_path / "here", experiment(), overlap="here")
     for overlap in ("on", "off"):

@@ -63,7 +63,7 @@ class Perturbation:
 def translated(stacks: Array, rng: np.random.Generator) -> Array:
     offsets = rng.integers(0, 2 * TRANSLATE + 1, (len(stacks), 2))
     height, width = stacks.shape[-3:-1]
-    return cut(stacks, offsets, height, width, pad=TRANSLATE)
+    return np.asarray(cut(stacks, offsets, height, width, pad=TRANSLATE))
 
 
 def erased(stacks: Array, rng: np.random.Generator) -> Array:

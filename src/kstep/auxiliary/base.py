@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from kstep.data.augment import Augment, NoAugment
 from kstep.optimizers import Ema
+from kstep.rng import generator
 from kstep.types import Encode, EnvSpec, KstepError, Metrics, SequenceBatch
 from kstep.values import Count, Family, Positive, Rate
 
@@ -233,10 +234,14 @@ class Draws(nn.Module):
         super().__init__()
         self.register_buffer("count", torch.randint(2**31, ()))
 
-    def next(self) -> torch.Generator:
-        """Return a generator for one draw, on the device of the task."""
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Draws:
+        """Move nothing: a seed is read on the host, and reading it elsewhere would stall."""
+        return self
+
+    def next(self, device: torch.device) -> torch.Generator:
+        """Return a generator for one draw of a tensor on `device`."""
         self.count.add_(1)
-        return torch.Generator(self.count.device).manual_seed(int(self.count))
+        return generator(int(self.count), device)
 
 
 class RewardSource(abc.ABC):

@@ -141,16 +141,19 @@ class Proto(AuxiliaryTask, RewardSource):
         z = F.normalize(self.projector(encoded), dim=1)
         self.remember(z[self.candidates(z)])
         # The released queue starts with zeros, which count as places; here only filled ones do.
-        filled = self.queue[: int(self.enqueued)]
+        empty = torch.arange(len(self.queue), device=z.device) >= self.enqueued
         # The default, by matrix product, would not give 0 for two equal vectors.
-        distance = torch.cdist(z, filled, compute_mode="donot_use_mm_for_euclid_dist")
+        distance = torch.cdist(z, self.queue, compute_mode="donot_use_mm_for_euclid_dist")
+        distance = distance.masked_fill(empty, math.inf)
         return distance.topk(self.config.neighbour, dim=1, largest=False).values[:, -1]
 
     def candidates(self, z: Tensor) -> Tensor:
         """Draw for each prototype the index of one of z (B, P), likelier the closer: (K,)."""
-        generator = self.draws.next()
-        probability = self.prototypes(z).T.softmax(1)
-        return torch.multinomial(probability, 1, generator=generator).squeeze(1)
+        probability: Tensor = self.prototypes(z).T.softmax(1)
+        # What torch.multinomial computes after checks that wait for the device: of exponentially
+        # distributed waiting times, with these rates, the shortest.
+        time = torch.empty_like(probability).exponential_(generator=self.draws.next(z.device))
+        return (probability / time).argmax(1)
 
     def remember(self, z: Tensor) -> None:
         """Put vectors (N, P) into the queue in place of the oldest."""
@@ -178,6 +181,6 @@ def sinkhorn(scores: Tensor, iterations: int) -> Tensor:
         factor = 1.0 / (prototypes * q.sum(1, keepdim=True))
         # A prototype far from every sample may have mass 0.
         finite = factor.isfinite()
-        q *= factor.where(finite, factor[finite].max())
+        q *= factor.where(finite, factor.where(finite, 0.0).max())
         q /= samples * q.sum(0, keepdim=True)
     return (q / q.sum(0, keepdim=True)).T

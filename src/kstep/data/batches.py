@@ -10,13 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from kstep.data.replay import Replay, Rule, Sequences, Stacks
 from kstep.rng import Streams
-from kstep.types import Array, SequenceBatch, TransitionBatch
+from kstep.types import SequenceBatch, TransitionBatch, View
 
 if TYPE_CHECKING:
     from kstep.data.augment import Augment
@@ -59,15 +58,14 @@ class Batches:
     def _transitions(self, drawn: Sequences) -> TransitionBatch:
         """Make `views` random views of each observation, one after the other."""
         rng, views = self.streams.augment, self.views
-        pairs = [
-            [self.augment.train_view(drawn.observation.at(t), rng) for t in (0, 1)]
+        found = [
+            self.augment.train_view(drawn.observation.at(t), rng)
             for _ in range(views)
-        ]
-        joined = [
-            view[0] if views == 1 else np.concatenate(view) for view in zip(*pairs, strict=True)
+            for t in (0, 1)
         ]
         rest = (drawn.action[:, 0], drawn.reward[:, 0], drawn.bootstrap[:, 0])
-        first, second, action, reward, bootstrap = to_device(self.device, *joined, *rest)
+        action, reward, bootstrap, *pairs = to_device(self.device, *rest, *found)
+        first, second = pairs if views == 1 else (torch.cat(pairs[t::2]) for t in (0, 1))
         return TransitionBatch(
             observation=first,
             action=action.repeat(views, 1),
@@ -112,9 +110,9 @@ def _first_transition(windows: SequenceBatch) -> TransitionBatch:
     )
 
 
-def to_device(device: torch.device, *arrays: Array) -> list[Tensor]:
+def to_device(device: torch.device, *arrays: View) -> list[Tensor]:
     """Return the arrays as tensors on `device`, without a copy where none is needed."""
-    tensors = [torch.from_numpy(array) for array in arrays]
+    tensors = [torch.as_tensor(array) for array in arrays]
     if device.type == "cuda":  # only from pinned memory does the transfer leave the processor free
-        tensors = [tensor.pin_memory() for tensor in tensors]
+        tensors = [tensor if tensor.is_cuda else tensor.pin_memory() for tensor in tensors]
     return [tensor.to(device, non_blocking=True) for tensor in tensors]

@@ -9,7 +9,7 @@ import numpy as np
 
 from kstep.data.augment import Augment, cut, draw_offsets
 from kstep.data.replay import Stacks
-from kstep.types import Array
+from kstep.types import Array, View
 from kstep.values import Count
 
 
@@ -32,7 +32,7 @@ class Crop(Augment):
             raise ValueError(f"cannot cut {self.pad} pixels off every side of {frame_shape}")
         return (height - 2 * self.pad, width - 2 * self.pad, channels)
 
-    def train_view(self, observation: Array | Stacks, rng: np.random.Generator) -> Array:
+    def train_view(self, observation: Array | Stacks, rng: np.random.Generator) -> View:
         height, width, _ = self.seen_shape(observation.shape[-3:])
         largest = 2 * self.pad if self.last_offset else max(2 * self.pad - 1, 0)
         return cut(observation, draw_offsets(observation.shape, largest, rng), height, width)

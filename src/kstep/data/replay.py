@@ -9,12 +9,15 @@ three. ring.py says how frames, actions and rewards are written and lie in memor
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
 from kstep.data.ring import Ring
-from kstep.types import Array, KstepError
+from kstep.types import Array, KstepError, View
+
+if TYPE_CHECKING:  # the ring needs PyTorch only where frames are on a device
+    from kstep.data.on_device import DeviceFrames
 
 Rule: TypeAlias = Literal["any", "released"]
 
@@ -26,7 +29,7 @@ class Stacks:
     Whoever makes a view of them, shifted or cut, can do so in one pass over the frames.
     """
 
-    ring: Array
+    ring: Array | DeviceFrames
     """(slots, *frame_shape), borrowed: later frames may overwrite it"""
     slots: Array
     """(..., S) integers"""
@@ -40,10 +43,9 @@ class Stacks:
         """Return the t-th observation of every sequence (B, T, S): (B, S)."""
         return Stacks(self.ring, self.slots[:, t])
 
-    def together(self) -> Array:
-        """Return the observations as one new array."""
-        stacks: Array = self.ring.take(self.slots, axis=0)
-        return stacks
+    def together(self) -> View:
+        """Return the observations as one new array, where the frames are."""
+        return self.ring.take(self.slots, axis=0)
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,8 @@ class Replay(Ring):
 
     def newest_stack(self) -> Array:
         """Return the observation the agent is looking at now, (S, *frame_shape)."""
-        stack: Array = self.stacks(np.array([self._total - 1])).together()[0]
+        newest = self.stacks(np.array(self._total - 1))
+        stack: Array = newest.ring[newest.slots]
         return stack
 
     def largest_reward(self) -> float:

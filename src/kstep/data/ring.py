@@ -1,5 +1,5 @@
-"""The memory behind the replay: arrays in a ring, in memory or on disk, written as the agent lives
-and saved in parts.
+"""The memory behind the replay: arrays in a ring, written as the agent lives and saved in parts.
+Frames are in memory, on disk or on the learning device; all else is in memory.
 
 Frames carry a global number g = 0, 1, 2, ... and lie in slot g % slots. An episode of n
 transitions is n + 1 consecutive frames; slot g also holds the frame's place t within its episode
@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 import numpy as np
 import psutil
@@ -24,7 +24,10 @@ from kstep.files import Tree
 from kstep.types import Array, EnvSpec, KstepError
 from kstep.values import Count, Positive
 
-Storage: TypeAlias = Literal["memory", "disk"]
+if TYPE_CHECKING:  # needs PyTorch, without which the command line lists what `Storage` allows
+    from kstep.data.on_device import DeviceFrames
+
+Storage: TypeAlias = Literal["memory", "disk", "device"]
 
 USABLE_PART = 0.9
 """Of the memory or disk space that is free; the rest is left to networks and batches."""
@@ -41,6 +44,8 @@ class ReplayConfig:
     capacity: int = 100_000
     """Decisions; the newest are kept."""
     storage: Storage = "memory"
+    device: str = "cpu"
+    """Which one, for frames on a device."""
 
     def __post_init__(self) -> None:
         if self.capacity < 1:
@@ -120,8 +125,8 @@ class Ring:
     def describe(self) -> str:
         """Return one line for the log."""
         size = _human(self.bytes_needed(self.config, self.spec, self.stack))
-        place = "in memory" if self.config.storage == "memory" else "on disk"
-        return f"replay: {self.config.capacity:,} decisions, {size} {place}"
+        places = {"memory": "in memory", "disk": "on disk", "device": f"on {self.config.device}"}
+        return f"replay: {self.config.capacity:,} decisions, {size} {places[self.config.storage]}"
 
     @property
     def total(self) -> int:
@@ -273,7 +278,7 @@ class Ring:
             array[frames % self.slots] = saved
         return (start if covered is None else covered[0], start + len(frames))
 
-    def _arrays(self) -> dict[str, Array]:
+    def _arrays(self) -> dict[str, Array | DeviceFrames]:
         return {
             "frames": self._frames,
             "t": self._t,
@@ -288,7 +293,13 @@ class Ring:
     ) -> None:
         """Raise where a replay would not fit; writes and allocates nothing."""
         needed = Ring.bytes_needed(config, spec, stack)
-        if config.storage == "memory":
+        if config.storage == "device" and config.device.startswith("cuda"):
+            from torch.cuda import mem_get_info
+
+            available = mem_get_info(config.device)[0]
+            _check_room(needed, available, f"memory of {config.device}", "or --replay memory")
+            return
+        if config.storage != "disk":
             available = int(psutil.virtual_memory().available)
             _check_room(needed, available, "memory", "or --replay disk")
             return
@@ -300,9 +311,13 @@ class Ring:
             available += (folder / FRAMES_FILE).stat().st_size
         _check_room(needed, available, f"disk space in {folder}", "or another folder")
 
-    def _allocate_frames(self, folder: Path | None) -> Array:
+    def _allocate_frames(self, folder: Path | None) -> Array | DeviceFrames:
         self.refuse_too_large(self.config, self.spec, self.stack, folder)
         shape = (self.slots, *self.spec.frame_shape)
+        if self.config.storage == "device":
+            from kstep.data.on_device import DeviceFrames
+
+            return DeviceFrames.zeros(shape, self.spec.frame_dtype, self.config.device)
         if folder is None or self.config.storage == "memory":
             return np.zeros(shape, self.spec.frame_dtype)
         tree, path = Tree(folder), folder / FRAMES_FILE

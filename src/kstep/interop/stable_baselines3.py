@@ -191,7 +191,7 @@ class KSLCallback(BaseCallback):
         )
         if self.augment.pad and len(buffer.obs_shape) == 3:
             # Planes of one image (C, H, W) are moved together, as stacked frames are.
-            observations = self.augment.train_view(observations[..., None], rng)[..., 0]
+            observations = np.asarray(self.augment.train_view(observations[..., None], rng))[..., 0]
         normalizer = model.get_vec_normalize_env()
         if normalizer is not None:
             observations = np.asarray(normalizer.normalize_obs(observations))

@@ -136,7 +136,7 @@ class DDPG(NStepCore):
         action = self.actor(encoded.features)
         action = self.explored(action, generator, self.config.noise_clip)
         loss = -torch.minimum(*self.critic(latent, action)).mean()
-        noise = torch.tensor(self.noise)
+        noise = loss.new_full((), self.noise)
         yield "actor", loss, {"actor/loss": loss.detach(), "actor/noise": noise}
 
     def groups(self, learning: LearningConfig) -> dict[str, Group]:

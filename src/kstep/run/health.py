@@ -60,6 +60,7 @@ class Health:
         for path, value in values.items():
             if not math.isfinite(value):
                 self._broken(f"{path} is {value}")
+        self._refuse_flagged()
         self._watch_values(values)
         self._watch_entropy(values)
         if not self.agent.encoder.stages():
@@ -72,8 +73,16 @@ class Health:
 
     def refuse_broken(self) -> None:
         """Raise if a weight or moment is non-finite; for before it is evaluated or saved."""
+        self._refuse_flagged()
         if _non_finite(self.agent.state()):
             self._broken("a weight or moment is non-finite")
+
+    def _refuse_flagged(self) -> None:
+        """Raise if a loss was non-finite where losses are not read one by one (`minimize`)."""
+        if self.agent.broken is not None and self.agent.broken.item():
+            self._broken(
+                "a loss was non-finite, in this or an earlier update; nothing was stepped since"
+            )
 
     def _broken(self, what: str) -> None:
         wrong = _non_finite(self.agent.state())

@@ -137,7 +137,7 @@ def replay_config(experiment: Experiment, runtime: Runtime) -> ReplayConfig:
     """The replay of a run: its method's capacity, or as much as its budget can fill."""
     # A run stores at most two frames per env step, even if every episode were one decision long.
     capacity = min(experiment.method.learning.replay_capacity, 2 * experiment.env_steps)
-    return ReplayConfig(capacity, runtime.replay)
+    return ReplayConfig(capacity, runtime.replay, runtime.device)
 
 
 def _frozen_encoder(run: Run, runtime: Runtime, spec: EnvSpec) -> Path | None:

@@ -82,7 +82,8 @@ class Runtime:
     checkpoint_minutes: Annotated[float, at.Gt(0.0)] = 5.0
     """Minutes between checkpoints."""
     replay: Storage = "memory"
-    """Where the frames of the replay are kept; disk is slower and needs no memory."""
+    """Where the frames of the replay are kept: disk is slower and needs no memory; device is the
+    one that learns, which makes the views of frames as well."""
     overlap: OverlapRequest = "auto"
     """When the environment steps, bit for bit the same: in a process of its own, while learning
     (on) or after it (off), or in this process (here), which it can then hang, end or crash. auto:
