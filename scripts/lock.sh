@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Write requirements.lock: exact versions, with the hashes of their files, of everything that
-# pyproject.toml asks for, the extras that tests import (tb, sb3, torchrl) and the tools for
-# development included. Versions that are locked already stay; arguments go to pip-compile:
+# pyproject.toml asks for, the extras that tests import (tb, atari, minatar, sb3, torchrl) and the
+# tools for development included. Versions that are locked already stay; arguments go to pip-compile:
 # --upgrade, --upgrade-package rich.
 #
 # Torch takes part in the resolution, but is not in the lock: its build, and what that depends on,
@@ -18,10 +18,11 @@ import tomllib
 with open("pyproject.toml", "rb") as file:
     asked = tomllib.load(file)
 project = asked["project"]
+extras = project["optional-dependencies"]
 print(
     *asked["build-system"]["requires"],
     *project["dependencies"],
-    *(text for name in ("tb", "sb3", "torchrl") for text in project["optional-dependencies"][name]),
+    *(text for name in ("tb", "atari", "minatar", "sb3", "torchrl") for text in extras[name]),
     *asked["dependency-groups"]["dev"],
     sep="\n",
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -34,17 +35,21 @@ def expect(kind: type[Kind], thing: object) -> Kind:
     return thing
 
 
+def toy(method: Method) -> str:
+    """The toy task whose actions a method can choose."""
+    return "toy_reach" if "box" in method.core.acts_in else "toy_arrows"
+
+
 def tiny(method: str, *overrides: str) -> Experiment:
     """The debug size of a method on the toy task."""
-    return resolve(method, "toy_reach", preset="debug", overrides=overrides)
+    return resolve(method, toy(METHODS[method]), preset="debug", overrides=overrides)
 
 
 def spec_for(experiment: Experiment, episode_decisions: int = 12) -> EnvSpec:
-    size = experiment.env.size
-    pixels = experiment.method.observation == "pixels"
-    shape = (size, size, 3) if pixels else (5,)
-    kind = experiment.method.observation
-    return EnvSpec(kind, shape, ACTIONS, 1, episode_decisions)
+    size, method = experiment.env.size, experiment.method
+    shape = (size, size, 3) if method.observation == "pixels" else (5,)
+    actions = method.core.acts_in[0]
+    return EnvSpec(method.observation, shape, ACTIONS, 1, episode_decisions, actions)
 
 
 def filled_replay(
@@ -83,8 +88,9 @@ def agent_and_replay(
 ) -> tuple[Agent, Replay]:
     """Of a registered method at debug size, or of any as it is."""
     experiment = tiny(method if isinstance(method, str) else "ksl", *overrides)
-    chosen = experiment.method if isinstance(method, str) else method
-    spec = spec_for(experiment)
+    if not isinstance(method, str):
+        experiment = replace(experiment, method=method)
+    chosen, spec = experiment.method, spec_for(experiment)
     agent = Agent(chosen, spec, Streams(seed, device), device, backend)
     return agent, filled_replay(spec, chosen.stack, config=ReplayConfig(500, storage, device))
 
@@ -93,7 +99,7 @@ def paper_agent(method: str, action_dim: int = 6) -> Agent:
     """An agent of the paper's size."""
     declared = METHODS[method]
     shape = (84, 84, 3) if declared.observation == "pixels" else (17,)
-    spec = EnvSpec(declared.observation, shape, action_dim, 4, 250)
+    spec = EnvSpec(declared.observation, shape, action_dim, 4, 250, declared.core.acts_in[0])
     return Agent(declared, spec, Streams(0))
 
 

@@ -170,6 +170,8 @@ def resolve(
         env=env,
         seed=seed,
         preset=preset,
+        env_steps=parsed.env_steps,
+        evaluation=EvaluationConfig(every=parsed.env_steps // 5),
         frozen_encoder=frozen_encoder,
     )
     overrides = list(overrides)

@@ -35,6 +35,8 @@ METHOD_SUMMARIES = {
     "proto_rl-original": "Proto-RL with its authors' settings",
     "drq_v2": "DrQ-v2: deterministic policy gradients on shifts, n-step returns, falling noise",
     "ksl_drq_v2": "k-Step Latent beside DrQ-v2",
+    "dqn": "Deep Q-learning for discrete actions: double, dueling, n-step returns, shifts",
+    "ksl_dqn": "k-Step Latent beside deep Q-learning",
     **{
         f"ksl-k{k}-l{layers}": f"KSL, k = {k}, {layers} shared critic layers"
         for k in (1, 3, 5)
@@ -52,6 +54,7 @@ ENCODER_SUMMARIES = {
     "convolutional": "The paper's: four 3x3 convolutions, a linear layer, LayerNorm.",
     "compact": "The same with a second stride of 2, as the preset cpu has it.",
     "impala": "The residual network of IMPALA.",
+    "minatar": "One 3x3 convolution for images of 10x10, as MinAtar's authors have it.",
     "state": "None: state vectors as they are.",
 }
 """What `method.encoder.kind` may be."""

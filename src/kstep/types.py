@@ -42,6 +42,10 @@ Overlap: TypeAlias = Literal["on", "off", "here"]
 in this process."""
 OverlapRequest: TypeAlias = Literal["auto", "on", "off", "here"]
 
+LEARNED_REWARD, LIFE_LOST = "learned_reward", "life_lost"
+"""What an environment's `step` may give in its `info` beside what happened: another reward to learn
+from, and whether what follows has no value for the agent although the episode continues."""
+
 
 @dataclass(frozen=True)
 class EnvSpec:

@@ -15,7 +15,7 @@ from kstep.methods.base import Method
 from kstep.rl.core import CoreConfig
 from tests.make import agent_and_replay, moved, snapshot, tiny
 
-CORES = {"sac": "sac_pixel", "ddpg": "drq_v2"}
+CORES = {"sac": "sac_pixel", "ddpg": "drq_v2", "dqn": "dqn"}
 TASKS = {
     "ksl": "ksl",
     "curl": "curl",

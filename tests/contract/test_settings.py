@@ -27,6 +27,7 @@ from kstep.agent import Agent, Update
 from kstep.config import Experiment
 from kstep.data.replay import Replay
 from kstep.methods import METHODS
+from kstep.nets.base import FixedFeatures
 from kstep.optimizers import NonFinite
 from kstep.rng import Streams
 from kstep.run import checkpoint, system, train
@@ -151,12 +152,20 @@ def replay_of(spec: EnvSpec, stack: int) -> Replay:
 
 
 def learning(experiment: Experiment) -> Iterator[Numbers]:
-    """Yield parameters and moments, which move on: as they start, after each of three updates and,
-    in a second phase, after two more."""
+    """Yield parameters, moments and actions that are tried: as they start, after each of three
+    updates, which move them on, and, in a second phase, after two more."""
     spec = spec_for(experiment)
     agent = Agent(experiment.method, spec, Streams(experiment.seed))
     replay = replay_of(spec, experiment.method.stack)
-    agent.core.decisions = 4500  # on the way of every schedule
+    agent.core.decisions = 2500  # on the way of every schedule
+    fixed, chance = FixedFeatures(agent.encoder), torch.Generator().manual_seed(0)
+    view = agent.batches.augment.act_view(replay.newest_stack()[None])
+    with torch.no_grad():
+        # Many times the same, so that a small share of random actions shows.
+        seen = agent.encoder.features(torch.from_numpy(view)).expand(2000, -1)
+        tried = agent.core.act(fixed, seen, agent.streams.act)
+        for parameter in (p for copy in agent.slow_copies for p in copy.slow.parameters()):
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=chance))  # as if later
 
     def numbers() -> Numbers:
         found = {
@@ -164,7 +173,7 @@ def learning(experiment: Experiment) -> Iterator[Numbers]:
             for module, network in agent.modules().items()
             for name, parameter in network.named_parameters()
         }
-        return found | agent.optimizers.state()
+        return found | agent.optimizers.state() | {"actions that are tried": tried}
 
     yield numbers()
     for _ in range(3):
@@ -207,8 +216,8 @@ def doing(experiment: Experiment, folder: Path) -> list[Any]:
         events.append("the task begins")
         begin_task(agent)
 
-    def step(replay: Replay, action: Array, reward: float, *rest: Any) -> None:
-        add(replay, action, reward, *rest)
+    def step(replay: Replay, action: Array, reward: float, *rest: Any, **lost: Any) -> None:
+        add(replay, action, reward, *rest, **lost)
         events.append(("step", reward, len(replay)))
 
     def evaluate(agent: Agent, lanes: Any, seeds: list[int], on_step: Any) -> Evaluation:

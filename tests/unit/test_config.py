@@ -100,6 +100,8 @@ def test_cheetah_learns_at_its_own_rate() -> None:
         "proto_rl-original": 1e-4,
         "drq_v2": 1e-4,
         "ksl_drq_v2": 1e-4,
+        "dqn": 1e-4,
+        "ksl_dqn": 1e-4,
     }
     for method in METHODS:
         rate = resolve(method, "cheetah_run").method.learning.learning_rate

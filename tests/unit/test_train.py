@@ -32,7 +32,7 @@ from tests.runs import ALWAYS, assert_same, at_decision, experiment, go, stop_af
 
 FAMILIES = ["ksl", "ksl-results", "ksl-conv", "ksl-one-optimizer", "ksl-k3-l2", "sac_pixel"]
 FAMILIES += ["sac_state", "rad", "drq", "curl", "sac_ae-original", "pi_sac-original", "proto_rl"]
-FAMILIES += ["drq_v2", "ksl_drq_v2"]
+FAMILIES += ["drq_v2", "ksl_drq_v2", "dqn", "ksl_dqn"]
 
 
 @pytest.mark.parametrize("method", FAMILIES)

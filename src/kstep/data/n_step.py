@@ -1,6 +1,6 @@
 """Transitions over several decisions, for cores that learn from n-step returns.
 
-    R = r_0 + g r_1 + ... + g^(m-1) r_(m-1),  m = n, or fewer where the episode ends before
+    R = r_0 + g r_1 + ... + g^(m-1) r_(m-1),  m = n, or fewer where the episode or a life ends
     y = R + g^m V(s_m)                        no V where s_m is terminal; a time limit keeps it
 
 A transition over m decisions has the form of one over a single decision: R is its reward, and its
@@ -29,6 +29,7 @@ def transitions(
     """Draw `size` transitions over n decisions, uniformly over all starts of at least one."""
     start = replay.starts(size, 1, rng, "any")
     action, reward, bootstrap, inside = replay.steps(start[:, None] + np.arange(n))
+    inside[:, 1:] &= np.logical_and.accumulate(bootstrap[:, :-1] > 0, axis=1)
     decisions = inside.sum(1)
     weights = np.power(discount, np.arange(n), dtype=reward.dtype)
     last = bootstrap[np.arange(size), decisions - 1] * weights[decisions - 1]

@@ -147,9 +147,17 @@ class Ring:
         self._running = True
 
     def add(
-        self, action: Array, reward: float, terminated: bool, truncated: bool, next_frame: Array
+        self,
+        action: Array,
+        reward: float,
+        terminated: bool,
+        truncated: bool,
+        next_frame: Array,
+        *,
+        life_lost: bool = False,
     ) -> None:
-        """Store one decision of the running episode and the frame it led to."""
+        """Store one decision of the running episode and the frame it led to. `life_lost`: what
+        follows has no value, although the episode continues."""
         if not self._running:
             raise ValueError("no episode is running: call begin(frame) before add(...)")
         action = np.asarray(action)
@@ -164,7 +172,7 @@ class Ring:
         slot = (self._total - 1) % self.slots
         self._action[slot] = action
         self._reward[slot] = reward
-        self._bootstrap[slot] = 0.0 if terminated else 1.0
+        self._bootstrap[slot] = 0.0 if terminated or life_lost else 1.0
         self._write_frame(next_frame, int(self._t[slot]) + 1)
         self._held += 1
         while self._held > self.config.capacity:

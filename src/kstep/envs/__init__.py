@@ -37,8 +37,8 @@ class EnvConfig:
     """Which environment, and what the agent sees of it."""
 
     task: Name
-    """domain_task of the control suite, gym:<id>, gym:<module>:<id>, toy_reach, toy_glide or
-    toy_arrows."""
+    """domain_task of the control suite, gym:<id>, gym:<module>:<id>, atari:<game>, minatar:<game>,
+    toy_reach, toy_glide or toy_arrows."""
     observation: ObservationKind = "pixels"
     size: Positive = 84
     """Pixels of a frame's shorter side; unused for states."""
@@ -76,6 +76,14 @@ def make(config: EnvConfig, seed: int) -> ControlEnv:
         from kstep.envs.toy import ToyEnv
 
         return ToyEnv(task.task, **options)
+    if task.kind == "atari":
+        from kstep.envs.atari import AtariEnv
+
+        return AtariEnv(task.task, **options)
+    if task.kind == "minatar":
+        from kstep.envs.minatar import MinAtarEnv
+
+        return MinAtarEnv(task.task, **options)
     if task.kind == "gym":
         from kstep.envs.gymnasium import GymnasiumEnv
 

@@ -174,7 +174,7 @@ class Sight:
 
 def drawn(observation: ObservationKind, size: int, resize: str | None, numbers: int) -> Sight:
     """What is seen of an environment that draws at any size, and whose state has `numbers`."""
-    height, width = _target((size, size), size, resize)
+    height, width = side_lengths((size, size), size, resize)
     if observation == "state":
         return Sight("observation", (), height, width, {"": (numbers,)})
     return Sight("render", (Picture("", (height, width, 3), (0, 1, 2)),), height, width)
@@ -212,7 +212,7 @@ def look(
     numbers = _beside(parts, vector, rendered=source == RENDER)
     if source != RENDER:
         note = _unseen(parts, [*numbers, *(picture.key for picture in pictures)])
-    height, width = _target(pictures[0].size, size, resize)
+    height, width = side_lengths(pictures[0].size, size, resize)
     return Sight(source, tuple(pictures), height, width, numbers, note)
 
 
@@ -372,7 +372,7 @@ def _short(space: Any) -> str:
     return text if len(text) <= 120 else f"{text[:117]}..."
 
 
-def _target(own: tuple[int, int], size: int, resize: str | None) -> tuple[int, int]:
+def side_lengths(own: tuple[int, int], size: int, resize: str | None) -> tuple[int, int]:
     """Return height and width of a frame for an image of `own` size."""
     if resize is not None:
         height, width = parse_resize(resize, size) or own

@@ -1,15 +1,17 @@
 """Names of tasks, and how often each repeats an action.
 
 A name is `<domain>_<task>` of the DeepMind Control Suite (`cartpole_swingup`), `gym:<id>` for any
-Gymnasium environment (`gym:<module>:<id>` if a module registers it), one of our own small ones
-(`toy_reach`), or one that was registered from Python (own.py). In: a name. Out: a `Task`, or an
-error with the nearest known names. The suite's names are listed here so that listing or checking
-them does not import MuJoCo; a test compares them with the installed suite.
+Gymnasium environment (`gym:<module>:<id>` if a module registers it), `atari:<game>`,
+`minatar:<game>`, one of our own small ones (`toy_reach`), or one that was registered from Python
+(own.py). In: a name. Out: a `Task`, or an error with the nearest known names. The suite's and the
+games' names are listed here so that listing or checking them does not import a simulator; a test
+compares them with what is installed.
 """
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -78,6 +80,52 @@ actions. `toy` is short for `toy_reach`."""
 SUITE_REPEAT = 2
 """Action repeat of suite tasks outside `PLANET`; the smallest the benchmark uses."""
 
+ATARI_100K = (
+    "atari:Alien",
+    "atari:Amidar",
+    "atari:Assault",
+    "atari:Asterix",
+    "atari:BankHeist",
+    "atari:BattleZone",
+    "atari:Boxing",
+    "atari:Breakout",
+    "atari:ChopperCommand",
+    "atari:CrazyClimber",
+    "atari:DemonAttack",
+    "atari:Freeway",
+    "atari:Frostbite",
+    "atari:Gopher",
+    "atari:Hero",
+    "atari:Jamesbond",
+    "atari:Kangaroo",
+    "atari:Krull",
+    "atari:KungFuMaster",
+    "atari:MsPacman",
+    "atari:Pong",
+    "atari:PrivateEye",
+    "atari:Qbert",
+    "atari:RoadRunner",
+    "atari:Seaquest",
+    "atari:UpNDown",
+)
+"""The 26 games that are compared after 100,000 decisions (Kaiser et al. 2019, arXiv:1903.00374).
+Any other game of the Arcade Learning Environment has such a name as well."""
+
+ATARI_REPEAT = 4
+"""Frames per decision."""
+
+MINATAR = (
+    "minatar:asterix",
+    "minatar:breakout",
+    "minatar:freeway",
+    "minatar:seaquest",
+    "minatar:space_invaders",
+)
+"""The five games of MinAtar (Young & Tian 2019, arXiv:1903.03176)."""
+
+BUDGET = 100_000
+"""Env steps of a run, unless another number is asked for; four times as many frames of Atari."""
+
 GYM = "gym:"
 
 OWN: set[str] = set()
@@ -89,18 +137,22 @@ class Task:
     """What to make, with the benchmark's action repeat and camera."""
 
     name: str
-    kind: Literal["suite", "gym", "toy"]
+    kind: Literal["suite", "gym", "toy", "atari", "minatar"]
     domain: str
     """The suite's domain; empty otherwise."""
     task: str
-    """The suite's task, the Gymnasium id, or the name of the toy."""
+    """The suite's task, the Gymnasium id, the game, or the name of the toy."""
     action_repeat: int
     camera: int = 0
+    env_steps: int = BUDGET
+    """Usual budget of a run."""
 
 
 def names() -> tuple[str, ...]:
-    """Return every name `parse` always knows apart from `gym:` ones, the benchmark first."""
-    return (*PLANET, *(name for name in _SUITE_NAMES if name not in PLANET), *TOY)
+    """Return every name `parse` always knows apart from `gym:` ones and further games of Atari, the
+    benchmark first."""
+    suite = (name for name in _SUITE_NAMES if name not in PLANET)
+    return (*PLANET, *suite, *TOY, *MINATAR, *ATARI_100K)
 
 
 def parse(name: str) -> Task:
@@ -119,6 +171,11 @@ def parse(name: str) -> Task:
         name = TOY[0]
     if name in TOY:
         return Task(name, "toy", "", name, action_repeat=1)
+    if name in MINATAR:
+        return Task(name, "minatar", "", name.partition(":")[2], action_repeat=1)
+    if re.fullmatch("atari:[A-Z][A-Za-z0-9]*", name):
+        game = name.partition(":")[2]
+        return Task(name, "atari", "", game, ATARI_REPEAT, env_steps=ATARI_REPEAT * BUDGET)
     if name in _SUITE_NAMES:
         domain, task = _SUITE_NAMES[name]
         # Camera 2 follows the quadruped; the code released for DrQ and its kin uses it too.

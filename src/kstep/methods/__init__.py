@@ -13,6 +13,7 @@ from kstep import names, plugins
 from kstep.methods.ablations import ABLATIONS
 from kstep.methods.base import LearningConfig, Method
 from kstep.methods.curl import CURL, CURL_ORIGINAL
+from kstep.methods.dqn import DQN, KSL_DQN
 from kstep.methods.drq import DRQ, DRQ_ORIGINAL
 from kstep.methods.drq_v2 import DRQ_V2, KSL_DRQ_V2
 from kstep.methods.ksl import KSL, KSL_RELEASED, KSL_RESULTS
@@ -46,7 +47,7 @@ ORIGINALS = (
     PI_SAC_ORIGINAL,
     PROTO_RL_ORIGINAL,
 )
-OTHER_CORES = (DRQ_V2, KSL_DRQ_V2)
+OTHER_CORES = (DRQ_V2, KSL_DRQ_V2, DQN, KSL_DQN)
 
 METHODS: dict[str, Method] = {
     method.name: replace(method, summary=names.METHOD_SUMMARIES[method.name])

@@ -121,6 +121,28 @@ class TrunkEncoder(Encoder):
 
 
 @dataclass(frozen=True)
+class MinAtarConfig(TrunkConfig):
+    """3x3 convolutions for tiny images, by default the network of MinAtar's authors (Young & Tian
+    2019, arXiv:1903.03176): one convolution, then a linear layer."""
+
+    kind: ClassVar[str] = "minatar"
+
+    image_size: Positive = 10
+    latent_dim: Positive = 128
+    channels: Annotated[tuple[Positive, ...], at.MinLen(1), at.MaxLen(8)] = (16,)
+    """Filters of each convolution."""
+
+    def trunk(self, channels: int, height: int, width: int) -> nn.Module:
+        layers: list[nn.Module] = []
+        for before, after in pairwise((channels, *self.channels)):
+            layers += [nn.Conv2d(before, after, 3), nn.ReLU()]
+        return nn.Sequential(*layers)
+
+    def shrunk(self) -> MinAtarConfig:
+        return replace(self, latent_dim=16, channels=(8,))
+
+
+@dataclass(frozen=True)
 class ImpalaConfig(TrunkConfig):
     """The residual network of IMPALA (Espeholt et al. 2018, arXiv:1802.01561, figure 3).
 

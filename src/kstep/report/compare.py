@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.text import Text
 
 from kstep.analysis.tables import Row, grouped
+from kstep.report import human, scores, statistics
 from kstep.report import scales as scaling
-from kstep.report import scores, statistics
 from kstep.report.comparisons import cell, comparison_of
 from kstep.report.grid import Cell, Grid
 from kstep.report.paper import Place
@@ -79,7 +79,7 @@ def compare(
             if remark:
                 say(console, remark)
         grids = (aggregates(found, scale, **draws), profiles(found, **draws), improved(cells))
-        for grid in grids:
+        for grid in (human.table(cells), *grids):
             if grid.rows:
                 console.print(grid.printed())
         for remark in (incomplete(found), scaling.remark(scale)):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kstep.types import Array, KstepError
+from kstep.types import LEARNED_REWARD, LIFE_LOST, Array, KstepError
 from kstep.values import Count
 
 if TYPE_CHECKING:
@@ -28,6 +28,10 @@ class Step:
     terminated: bool
     truncated: bool
     env_steps: int
+    learned_reward: float
+    """What is learned from; the reward itself, unless the environment gives another."""
+    life_lost: bool
+    """Whether what follows has no value although the episode continues."""
 
     @property
     def done(self) -> bool:
@@ -90,7 +94,9 @@ class Episode:
         frame, reward, terminated, truncated, info = self.env.finish_step()
         self._frames.append(frame)
         self.total_reward += float(reward)
-        return Step(frame, float(reward), terminated, truncated, int(info["env_steps"]))
+        learned = float(info.get(LEARNED_REWARD, reward))
+        lost, env_steps = bool(info.get(LIFE_LOST)), int(info["env_steps"])
+        return Step(frame, float(reward), terminated, truncated, env_steps, learned, lost)
 
     def step(self, action: Array) -> Step:
         self.begin(action)

@@ -22,6 +22,8 @@ from kstep.values import Count
 DECIDING = ("kstep", "torch", "numpy", "mujoco", "dm-control")
 """Packages whose version decides what is computed, beside those that parts of the method are from.
 """
+OF_TASKS = {"atari": ("ale-py",), "minatar": ("minatar",)}
+"""Those of single kinds of tasks."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +66,10 @@ class Provenance:
 def here(experiment: Experiment, device: str, threads: int | None) -> Provenance:
     """What would compute a run in this process."""
     versions, others = system.versions(), plugins.versions(experiment.method)
+    deciding = (*DECIDING, *OF_TASKS.get(envs.parse(experiment.env.task).kind, ()))
     return Provenance(
         renderer=envs.renderer(experiment.env),
-        versions={name: versions[name] for name in DECIDING} | others,
+        versions={name: versions[name] for name in deciding} | others,
         device=device,
         threads=threads or torch.get_num_threads(),
         commit=system.commit(),

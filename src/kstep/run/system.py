@@ -25,7 +25,10 @@ from kstep.files import Tree
 from kstep.types import Backend, KstepError
 from kstep.values import Count, encode
 
-PACKAGES = ("torch", "numpy", "mujoco", "dm-control", "gymnasium", "safetensors")
+PACKAGES = (
+    *("torch", "numpy", "mujoco", "dm-control", "gymnasium", "safetensors"),
+    *("ale-py", "minatar"),
+)
 
 
 def device(name: str) -> torch.device:

@@ -287,7 +287,8 @@ class _Trainer:
             counts.updates = agent.updates
         with self.stop.waiting():
             step = episode.finish()
-        replay.add(action, step.reward, step.terminated, step.truncated, step.frame)
+        ends = (step.terminated, step.truncated)
+        replay.add(action, step.learned_reward, *ends, step.frame, life_lost=step.life_lost)
         counts.decisions += 1
         counts.env_steps += step.env_steps
         if step.done:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from kstep.analysis.tables import Row
-from kstep.report import compare, paper, scores, statistics
+from kstep.report import compare, human, paper, scores, statistics
 from kstep.report import scales as scaling
 from kstep.report.comparisons import COMPARISONS, cell
 from kstep.report.grid import Cell, Grid
@@ -49,6 +49,7 @@ def sections(rows: Sequence[Row], at: Sequence[int]) -> list[Section]:
     for mark, here in chosen.items():
         cells, found = scores.summary(here, [mark], beside), compare.at(here, mark, scale)
         returns.append(table_1(cells, mark))
+        returns += _human(cells, mark)
         where = (scores.taken_elsewhere(here), scores.left_out(rows, here, mark))
         remarks += [f"{mark:,} env steps: {text}." for text in where if text]
         if compare.complete(found):
@@ -126,6 +127,13 @@ def table_1(cells: Sequence[Row], mark: int) -> Grid:
         "see images; * p < 0.05, ** p < 0.01 against its closest rival (Welch's test, "
         "uncorrected, as in the paper).",
     )
+
+
+def _human(cells: Sequence[Row], mark: int) -> list[Grid]:
+    """Return the human-normalized scores of Atari's games, if there are any."""
+    grid, title = human.table(cells), f"Human-normalized scores at {mark:,} env steps"
+    caption = "0 is what random actions score in a game, 1 what a human tester scored."
+    return [_named(grid, f"human-{mark}", title, caption)] if grid.rows else []
 
 
 def _aggregates(

@@ -1,0 +1,136 @@
+"""Games of the Arcade Learning Environment (Bellemare et al. 2013, arXiv:1207.4708), by the
+protocol of 100,000 decisions (Kaiser et al. 2019, arXiv:1903.00374; van Hasselt et al. 2019,
+arXiv:1906.05243).
+
+An env step is a frame of the game. A decision lasts four; the agent sees the larger of the last two
+at each pixel, since some games draw an object in every other frame only, in grey, at 84x84. An
+episode begins with 1 to 30 frames without an action and is cut off after 108,000. Actions are the
+game's own, and none is repeated by chance.
+
+Two things concern learning alone, and `step` gives them beside what happened: rewards between -1
+and 1, and the loss of a life as an end. The episode continues then, so that returns are the game's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kstep import extras
+from kstep.envs.actions import DiscreteActions
+from kstep.envs.base import ControlEnv
+from kstep.envs.sight import Picture, Sight, resized, side_lengths
+from kstep.types import LEARNED_REWARD, LIFE_LOST, Array, KstepError, ObservationKind
+from kstep.values import near
+
+if TYPE_CHECKING:
+    import ale_py
+
+LIMIT = 108_000
+"""Frames: half an hour."""
+MOST_IDLE = 30
+FRAMES_PER_SECOND = 60.0
+SCREEN = (210, 160)
+NOTE = "the larger of the last two frames"
+
+
+class AtariEnv(ControlEnv):
+    """One game. States are the console's memory."""
+
+    def __init__(
+        self,
+        game: str,
+        *,
+        observation: ObservationKind,
+        size: int,
+        resize: str | None,
+        action_repeat: int,
+        time_limit: int | None,
+        seed: int,
+    ) -> None:
+        self._name = f"atari:{game}"
+        self._ale = _console(self._name, game)
+        self._choices = self._ale.getMinimalActionSet()
+        self._generator = np.random.Generator(np.random.PCG64(seed))
+        # Neither a reset nor a restored state alone forgets all that was played before.
+        self._new = self._ale.cloneSystemState()
+        height, width = side_lengths(SCREEN, size, resize or "square")
+        if observation == "state":
+            sight = Sight("observation", (), height, width, {"": self._ale.getRAM().shape})
+        else:
+            screen = Picture("", self._ale.getScreenGrayscale().shape, (0, 1))
+            sight = Sight("observation", (screen,), height, width, note=NOTE)
+        self._screens = (np.zeros(SCREEN, np.uint8),) * 2
+        super().__init__(
+            observation=observation,
+            sight=sight,
+            actions=DiscreteActions(len(self._choices)),
+            action_repeat=action_repeat,
+            ends_after=LIMIT,
+            time_limit=time_limit,
+            camera=0,
+        )
+
+    def step(self, action: Array) -> tuple[Array, float, bool, bool, dict[str, Any]]:
+        lives = self._ale.lives()
+        frame, reward, terminated, truncated, info = super().step(action)
+        info[LEARNED_REWARD] = float(np.clip(reward, -1.0, 1.0))
+        info[LIFE_LOST] = self._ale.lives() < lives
+        return frame, reward, terminated, truncated, info
+
+    def _begin(self, seed: int | None) -> None:
+        if seed is not None:
+            self._generator = np.random.Generator(np.random.PCG64(seed))
+        self._ale.restoreSystemState(self._new)
+        self._ale.reset_game()
+        for _ in range(self._generator.integers(1, MOST_IDLE + 1)):
+            self._ale.act(0)
+            if self._ale.game_over():
+                self._ale.reset_game()
+        self._played, self._screens = 0, (self._screen(),) * 2
+
+    def _simulate(self, action: Any) -> tuple[float, bool, bool]:
+        reward = float(self._ale.act(self._choices[action]))
+        self._played += 1
+        self._screens = (self._screens[1], self._screen())
+        over = bool(self._ale.game_over(with_truncation=False))
+        return reward, over, self._played >= LIMIT and not over
+
+    def _screen(self) -> Array:
+        screen: Array = self._ale.getScreenGrayscale()
+        return screen
+
+    def _see(self) -> Array:
+        return self.sight.frame(np.maximum(*self._screens))
+
+    def _state(self) -> Array:
+        return self._ale.getRAM().astype(np.float32)
+
+    def _draw(self, height: int, width: int, camera: int) -> Array:
+        return resized(self._ale.getScreenRGB(), height, width)
+
+    def decisions_per_second(self) -> float:
+        return FRAMES_PER_SECOND / self.action_repeat
+
+
+def _console(name: str, game: str) -> ale_py.ALEInterface:
+    """Return a console with the game in it; the games come with the package."""
+    extras.need("ale_py", "atari")
+    import ale_py
+    from ale_py import roms
+
+    games = {rom.replace("_", ""): rom for rom in roms.get_all_rom_ids()}
+    if game.lower() not in games:
+        known = [rom.title().replace("_", "") for rom in games.values()]
+        raise KstepError(
+            f"{name} cannot be made: there is no game called {game!r}.{near(game, known)}"
+        )
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+    console = ale_py.ALEInterface()
+    console.setFloat("repeat_action_probability", 0.0)
+    console.setInt("random_seed", 0)  # nothing is left to chance
+    path = roms.get_rom_path(games[game.lower()])
+    assert path is not None  # it is one of those that are there
+    console.loadROM(path)
+    return console
