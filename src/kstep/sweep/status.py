@@ -20,9 +20,9 @@ from kstep import reading
 from kstep.run import clock
 from kstep.run.folder import Evaluated, Run, RunFolder
 from kstep.run.progress import clock as as_clock
+from kstep.sweep.conduct import SYMBOLS
 from kstep.sweep.plan import Status, status_of
 from kstep.sweep.store import run_folders
-from kstep.sweep.conduct import SYMBOLS
 from kstep.terminal import Column, say, sparkline, table
 from kstep.types import KstepError
 
