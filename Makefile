@@ -29,7 +29,9 @@ test-slow: $(READY) ## run the long tests as well: learning, many seeds
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
 browser: ## install Chromium (Debian, as root), which the tests of the page need; without it they are skipped
-	command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium; }
+	@command -v chromium || command -v chromium-browser || command -v google-chrome || { \
+		export DEBIAN_FRONTEND=noninteractive; \
+		timeout 300 apt-get update -qq && timeout 900 apt-get install -y -qq chromium; }
 
 coverage: $(READY) ## run the tests and print the modules that they cover least, and the total
 	$(BIN)/python -m pytest -n auto --cov --cov-report= $(ARGS)

@@ -1,10 +1,12 @@
-"""How long a report of many runs takes, how large the page is, and how soon a browser shows it.
+"""How long a report of many runs takes, how large the page is, how soon a browser shows it, and
+what `kstep watch` costs beside as many runs.
 
     PYTHONPATH=. python benchmarks/page.py            # 540 runs of nine methods
     PYTHONPATH=. python benchmarks/page.py --seeds 2  # fewer
 
 The runs are made up, their folders are as training leaves them: 26 evaluations and 2,500 logged
-updates each. The page is opened in Chromium, if there is one, with an empty cache.
+updates each. The page is opened in Chromium, if there is one, with an empty cache. Watching is
+measured when nothing has changed, and when one run was evaluated once more.
 """
 
 from __future__ import annotations
@@ -89,16 +91,45 @@ def first_paint(page: Path) -> dict[str, float]:
     return {**dict(paints), "first curve drawn": drawn}
 
 
+def watch(root: Path) -> None:
+    """Print what looking again costs `kstep watch`, and how much it sends."""
+    from kstep.report.live.newest import Newest
+
+    found = Newest([root])
+    known = ""
+
+    def look(what: str) -> None:
+        nonlocal known
+        started = time.monotonic()
+        found.refresh()
+        seconds, text = time.monotonic() - started, found.news(known) or ""
+        known = json.loads(text)["version"] if text else known
+        print(f"watch, {what}: {seconds:.2f} s, {len(text) / 1e6:.2f} MB sent")
+
+    look("a page that is opened")
+    look("nothing has changed")
+    run = Run.open(min(root.glob("*/*/seed1")))
+    before = run.evaluations_file.read_text()
+    last = json.loads(before.splitlines()[-1])
+    more = {**last, "mark": MARKS[-1] + MARKS.step, "env_steps": MARKS[-1] + MARKS.step}
+    run.evaluations_file.write_text(before + json.dumps(more) + "\n")
+    look("one evaluation more")
+    run.evaluations_file.write_text(before)
+
+
 def main() -> None:
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--seeds", type=int, default=10)
-    arguments.add_argument("--keep", type=Path, help="keep runs and page in this folder")
+    arguments.add_argument(
+        "--keep", type=Path, help="keep runs and page in this folder, or use those that are there"
+    )
     chosen = arguments.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = chosen.keep or Path(temporary)
-        number = make_runs(folder / "runs", chosen.seeds)
+        made = folder / "runs"
+        number = len([*made.glob("*/*/seed*")]) or make_runs(made, chosen.seeds)
         started = time.monotonic()
-        command = [sys.executable, "-m", "kstep", "report", str(folder / "runs")]
+        command = [sys.executable, "-m", "kstep", "report", str(made)]
         subprocess.run([*command, "--output", str(folder / "report")], check=True)
         seconds = time.monotonic() - started
         page = folder / "report" / "index.html"
@@ -108,6 +139,7 @@ def main() -> None:
                 print(f"{name}: {milliseconds:.0f} ms")
         except KstepError as error:
             print(error)
+        watch(made)
 
 
 if __name__ == "__main__":

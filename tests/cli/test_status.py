@@ -24,7 +24,7 @@ from kstep.run.folder import Attempt, Evaluated, Run, RunFolder
 from kstep.run.progress import ProgressReport
 from kstep.run.runtime import Runtime
 from kstep.run.train import train
-from kstep.sweep import experiments, status, watch
+from kstep.sweep import conduct, experiments, status
 from kstep.sweep.plan import plan
 from kstep.terminal import Terminal, say, sparkline
 from kstep.types import Counts, KstepError
@@ -116,7 +116,7 @@ def test_what_was_logged_since_the_newest_tick_counts(tmp_path: Path) -> None:
 def test_the_plan_fits_every_terminal(width: int, tmp_path: Path) -> None:
     sweep = experiments.read("main", "cpu")
     said = StringIO()
-    watch.show_plan(sweep, plan(sweep, tmp_path), Terminal(file=said, width=width), "torch")
+    conduct.show_plan(sweep, plan(sweep, tmp_path), Terminal(file=said, width=width), "torch")
     lines = said.getvalue().splitlines()
     begin, end = (
         next(i for i, line in enumerate(lines) if line.startswith(start))

@@ -1,4 +1,4 @@
-"""A browser for tests: Debian's Chromium, headless, that may not leave the machine."""
+"""A browser for tests: the system's Chromium, headless, that may not leave the machine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ FLAGS = (
 
 
 def chromium() -> str | None:
-    return shutil.which("chromium") or shutil.which("chromium-browser")
+    names = ("chromium", "chromium-browser", "google-chrome")
+    return next(filter(None, map(shutil.which, names)), None)
 
 
 def until(page: Page, expression: str) -> None:

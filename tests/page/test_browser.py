@@ -57,7 +57,7 @@ class Opened:
         return Path(found.path()).read_bytes()
 
 
-def _note(message: ConsoleMessage, complaints: list[str]) -> None:
+def note(message: ConsoleMessage, complaints: list[str]) -> None:
     if message.type == "error":  # the library's advice to itself is of another type
         complaints.append(message.text)
 
@@ -68,7 +68,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opened]:
     path = html.write(data, tmp_path_factory.mktemp("report"))
     with opened_page(viewport={"width": 1200, "height": 900}, color_scheme="light") as page:
         found = Opened(page, data)
-        page.on("console", lambda message: _note(message, found.complaints))
+        page.on("console", lambda message: note(message, found.complaints))
         page.on("pageerror", lambda error: found.complaints.append(str(error)))
         page.context.on("request", lambda request: found.requests.append(request.url))
         page.goto(path.as_uri())
@@ -227,7 +227,7 @@ def test_texts_stay_texts_in_the_browser(opened: Opened, tmp_path: Path) -> None
     said: list[str] = []
     page = opened.page.context.new_page()
     page.on("dialog", lambda dialog: said.append(dialog.message))
-    page.on("console", lambda message: _note(message, said))
+    page.on("console", lambda message: note(message, said))
     page.on("pageerror", lambda error: said.append(str(error)))
     page.goto(file.as_uri())
     until(page, "Boolean(document.querySelector('.canvas')?.dataset.drawn)")

@@ -509,7 +509,7 @@ def test_ten_thousand_runs_go_through_the_queue_with_linear_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The local queue and its bookkeeping, with runs that take no time."""
-    from kstep.sweep import engines, watch
+    from kstep.sweep import conduct, engines
 
     calls = counted(monkeypatch, status=planning)
     monkeypatch.setattr(engines, "execute", lambda *_: engines.Outcome("done"))
@@ -518,7 +518,7 @@ def test_ten_thousand_runs_go_through_the_queue_with_linear_work(
         specs = many(tmp_path, runs)
         started = time.process_time()
         out = Console(file=StringIO(), soft_wrap=True)
-        outcomes = watch.conduct(engines.Local(16), specs, engines.Slot(), 1, out)
+        outcomes = conduct.conduct(engines.Local(16), specs, engines.Slot(), 1, out)
         print(f"{runs:,} runs: {time.process_time() - started:.2f} seconds")
         assert set(outcomes) == set(specs)
         assert {outcome.result for outcome in outcomes.values()} == {"done"}

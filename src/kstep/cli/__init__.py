@@ -17,7 +17,7 @@ import kstep
 from kstep import values
 from kstep.cli.analyses import Analyze, EvaluationSet
 from kstep.cli.looking import Bench, Doctor, List, Show
-from kstep.cli.pages import Report
+from kstep.cli.pages import Report, Watch
 from kstep.cli.sweeps import Collect, Compare, Import, Status, Sweep
 from kstep.cli.training import Eval, Film, Selfcheck, Train, Trust
 from kstep.errors import KstepError, explain
@@ -42,6 +42,7 @@ Verb = (
     | Import
     | Compare
     | Report
+    | Watch
 )
 
 REGISTRY = ConstructorRegistry()

@@ -6,11 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+import annotated_types
 import tyro
 from tyro.conf import Positional
 
+from kstep.signals import Terminated
 from kstep.terminal import say, terminal
 from kstep.values import Count
+
+Sources = Positional[tuple[Path, ...]]
+Marks = tuple[Count, ...]
+Port = Annotated[int, annotated_types.Ge(0), annotated_types.Le(65535)]
 
 
 @dataclass(frozen=True)
@@ -20,13 +26,13 @@ class Report:
     Example: kstep report runs --output report
     """
 
-    sources: Positional[tuple[Path, ...]] = (Path("runs"),)
+    sources: Sources = (Path("runs"),)
     """Folders with run folders or with the tables of kstep analyze somewhere below them, and tables
     of evaluations (kstep collect)."""
     output: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("report")
     """A folder; the page is index.html in it."""
     title: str = ""
-    at: tuple[Count, ...] = ()
+    at: Marks = ()
     """Tabulate returns at these env steps; none: the paper's, or the last that all runs reached."""
 
     def __call__(self) -> None:
@@ -38,3 +44,36 @@ class Report:
         )
         page = html.write(data, self.output)
         say(console, f"{page}: {data.summary}; {page.stat().st_size / 1e6:.1f} MB")
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Show the page of kstep report in a browser while runs are being trained, and stop them there.
+
+    Example: kstep watch runs
+    """
+
+    sources: Sources = (Path("runs"),)
+    """As for kstep report. Runs that begin later appear."""
+    port: Port = 8475
+    """Of this machine, where the page is served; 0: any that is free."""
+    title: str = ""
+    at: Marks = ()
+    """As for kstep report."""
+
+    def __call__(self) -> None:
+        from kstep.report.live import newest, server
+
+        console = terminal()
+        with server.listening(self.port) as taken:
+            found = newest.Newest(
+                self.sources, lambda text: say(console, text), title=self.title, at=self.at
+            )
+            say(console, f"watching {found.state.summary}")
+            try:
+                server.serve(found, taken, lambda text: say(console, text), self.title)
+            except Terminated:
+                raise
+            except KeyboardInterrupt:  # the way in which it is meant to end
+                pass
+        say(console, "no longer watching; the runs continue")

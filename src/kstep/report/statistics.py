@@ -5,13 +5,16 @@ episodes: seeds are the unit, never episodes. The paper's own statistics are the
 deviation over seeds and Welch's test of the best method against the others. The field's standard
 since (Agarwal et al. 2021, arXiv:2108.13264) are interquartile means and optimality gaps with
 stratified bootstrap intervals, performance profiles, probabilities of improvement and aggregates
-along the curve. Nothing uses a global generator: every random function takes a seed.
+along the curve. Nothing uses a global generator: every random function takes a seed. So a bootstrap
+of the same numbers is always the same, and is remembered: a page that is computed again and again
+while runs grow draws only for what has changed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, lru_cache
 from typing import TypeAlias
 
 import numpy as np
@@ -21,10 +24,14 @@ from scipy import stats
 Array: TypeAlias = npt.NDArray[np.float64]
 Aggregate: TypeAlias = Callable[[Array], Array]
 """From (..., runs, tasks) to (...)."""
+_Key: TypeAlias = tuple[bytes, tuple[int, ...]]
+"""An array as something to remember by: its numbers and its shape."""
 
 CONFIDENCE = 0.95
 FEWEST_SEEDS = 3
 """With fewer there is no interval: it would reflect luck more than the method."""
+REMEMBERED = 20_000
+"""Bootstraps; a page of 540 runs has a few thousand."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +146,7 @@ class Interval:
         return f"n = {self.n}: too few seeds for an interval" if few else f"n = {self.n}"
 
 
+@cache
 def share_above(threshold: float) -> Aggregate:
     """Return the aggregate of a performance profile at one threshold: the share of all runs with a
     score above it."""
@@ -154,6 +162,12 @@ def bootstrap(
     the curve is resampled as a whole.
     """
     values = _finite(scores, 2)
+    return _bootstrap(_key(values), aggregate, seed, repetitions)
+
+
+@lru_cache(REMEMBERED)
+def _bootstrap(key: _Key, aggregate: Aggregate, seed: int, repetitions: int) -> Interval:
+    values = _of(key)
     draws = (aggregate(block) for block in _resamples(values, seed, repetitions))
     return _interval(aggregate(values), len(values), draws)
 
@@ -176,13 +190,27 @@ def improvement_interval(
     first: npt.ArrayLike, second: npt.ArrayLike, *, seed: int, repetitions: int = 2_000
 ) -> Interval:
     """Return the probability of improvement with its bootstrap interval."""
-    one, other = _finite(first, 2), _finite(second, 2)
+    pair = _key(_finite(first, 2)), _key(_finite(second, 2))
+    return _improvement_interval(*pair, seed, repetitions)
+
+
+@lru_cache(REMEMBERED)
+def _improvement_interval(first: _Key, second: _Key, seed: int, repetitions: int) -> Interval:
+    one, other = _of(first), _of(second)
     left, right = np.random.SeedSequence(seed).spawn(2)
     blocks = zip(
         _resamples(one, left, repetitions), _resamples(other, right, repetitions), strict=True
     )
     draws = (probability_of_improvement(a, b) for a, b in blocks)
     return _interval(probability_of_improvement(one, other), min(len(one), len(other)), draws)
+
+
+def _key(values: Array) -> _Key:
+    return values.tobytes(), values.shape
+
+
+def _of(key: _Key) -> Array:
+    return np.frombuffer(key[0]).reshape(key[1])
 
 
 def _interval(estimate: Array, n: int, draws: Iterator[Array]) -> Interval:

@@ -1,7 +1,8 @@
-"""A checkpoint of a run that another process is training, when somebody wants one.
+"""What may be asked of the process that trains a run: a checkpoint now (SIGUSR1), or to stop with
+one (SIGINT, as Ctrl-C).
 
-That process writes one upon SIGUSR1. It is found by the lock that it holds: what the lock file says
-could be anybody's number, and the signal ends a process that does not expect it.
+That process is found by the lock that it holds: what the lock file says could be anybody's number,
+and either signal ends a process that does not expect it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 from kstep.errors import KstepError
@@ -67,5 +69,47 @@ def request(run: RunFolder, report: Callable[[str], None]) -> Path:
             raise KstepError(f"process {process} has ended without a further checkpoint")
         if time.monotonic() - asked >= AGAIN:
             asked = time.monotonic()
-            os.kill(process, signal.SIGUSR1)
+            _send(run, process, signal.SIGUSR1)
         time.sleep(0.2)
+
+
+def interrupt(run: RunFolder) -> int:
+    """Ask the process that trains a run to stop as upon Ctrl-C, and return it: it writes a
+    checkpoint and ends. A second time ends it at once, without one."""
+    process = trainer(run)
+    if process is None:
+        raise KstepError(f"no process on this machine is training {run.folder}")
+    _send(run, process, signal.SIGINT)
+    return process
+
+
+def _send(run: RunFolder, process: int, number: signal.Signals) -> None:
+    """Send a signal to the process that holds a run's lock, if it still does."""
+    ended = KstepError(f"process {process} no longer trains {run.folder}")
+    with ExitStack() as stack:
+        try:
+            # A number may pass to another process at any moment; this leads to the same one always.
+            descriptor = os.pidfd_open(process)
+            stack.callback(os.close, descriptor)
+            if trainer(run) != process or not _has_open(process, run.lock_file):
+                raise ended
+            signal.pidfd_send_signal(descriptor, number)
+        except (ProcessLookupError, FileNotFoundError) as error:
+            raise ended from error
+        except PermissionError as error:
+            raise KstepError(
+                f"process {process}, which trains {run.folder}, belongs to another user"
+            ) from error
+
+
+def _has_open(process: int, path: Path) -> bool:
+    """Whether a process has a file open. The list of locks has the number of a file, but not the
+    disk that it is on, so another file may have the same."""
+    wanted = path.lstat()
+    for entry in os.scandir(f"/proc/{process}/fd"):
+        try:
+            if os.path.samestat(entry.stat(), wanted):
+                return True
+        except FileNotFoundError:  # closed meanwhile, or something that is no file
+            continue
+    return False

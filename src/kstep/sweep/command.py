@@ -12,7 +12,7 @@ from kstep.envs import own
 from kstep.errors import Fault, Stopped
 from kstep.native import expected
 from kstep.signals import signal_of
-from kstep.sweep import engines, experiments, plan, watch
+from kstep.sweep import conduct, engines, experiments, plan
 from kstep.sweep.engines import Engine, Slot
 from kstep.sweep.options import SweepRequest
 from kstep.sweep.plan import RunSpec
@@ -42,18 +42,18 @@ def run_sweep(request: SweepRequest, imports: Sequence[str] = ()) -> None:
 
     specs = planned()
     backend = expected(request.encoder_backend, request.device)
-    watch.show_plan(sweep, specs, console, backend)
+    conduct.show_plan(sweep, specs, console, backend)
     if request.plan:
         return
     engine, slot = _engine(request, specs, sweep.alone, console)
     try:
-        outcomes = watch.conduct_in_stages(engine, planned, slot, request.retries, console)
+        outcomes = conduct.conduct_in_stages(engine, planned, slot, request.retries, console)
     except KeyboardInterrupt as interrupt:
         raise Stopped(
             "stopped; every run wrote a checkpoint. Rerun the command to resume",
             signal_of(interrupt),
         ) from None
-    watch.summarize(outcomes, console)
+    conduct.summarize(outcomes, console)
     left = sum(outcome.result != "done" for outcome in outcomes.values())
     if left:
         raise Fault(f"{left} of {len(outcomes)} runs are not done. Rerun the command to retry them")

@@ -20,9 +20,9 @@ from kstep import reading
 from kstep.run import clock
 from kstep.run.folder import Evaluated, Run, RunFolder
 from kstep.run.progress import clock as as_clock
+from kstep.sweep.conduct import SYMBOLS
 from kstep.sweep.plan import Status, status_of
 from kstep.sweep.store import run_folders
-from kstep.sweep.watch import SYMBOLS
 from kstep.terminal import Column, say, sparkline, table
 from kstep.types import KstepError
 
@@ -81,11 +81,11 @@ def read(folder: Path) -> Progress:
         budget=experiment.env_steps,
         status=status,
         evaluations=evaluations,
-        rate=_rate(run, status),
+        rate=rate(run, status),
     )
 
 
-def _rate(run: Run, status: Status) -> float | None:
+def rate(run: Run, status: Status) -> float | None:
     """Return env_steps per second: of the newest process since its first evaluation or checkpoint
     after learning began, up to its newest log entry."""
     ticks = clock.ticks(run)

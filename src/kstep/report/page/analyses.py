@@ -30,13 +30,18 @@ CLOUDS, MARKS, POINTS = 24, 4, 800
 """At most so many clouds on a page, marks of one method, and states in a cloud."""
 
 
-def section(folders: Iterable[Path], left_out: Callable[[str], None]) -> Section:
-    """Return everything that was written about encoders below some folders."""
+def section(
+    folders: Iterable[Path],
+    left_out: Callable[[str], None],
+    read: Callable[[Path], list[Row]],
+) -> Section:
+    """Return everything that was written about encoders below some folders; `read` is
+    `read_table`, or what remembers it."""
     tables: dict[str, list[Row]] = {}
     for folder in folders:
         for path in _tables(folder):
             try:
-                tables.setdefault(path.stem, []).extend(_rows(path))
+                tables.setdefault(path.stem, []).extend(read(path))
             except KstepError as error:
                 left_out(str(error))
     figures = [
@@ -66,7 +71,7 @@ def _tables(folder: Path) -> Iterator[Path]:
         yield from (Path(place) / name for name in sorted(known.intersection(files)))
 
 
-def _rows(path: Path) -> list[Row]:
+def read_table(path: Path) -> list[Row]:
     """Read a table, its identities as they should be and every other number as far as it is one."""
     found: list[Row] = []
     lines = csv.DictReader(reading.text(path).splitlines())

@@ -89,7 +89,7 @@ class Live:
     """A run that is being trained, for whoever watches."""
 
     address: str
-    """What to ask the server to stop; empty where there is no server."""
+    """What to ask the server to stop; empty once it was asked."""
     label: str
     task: str
     seed: int
@@ -99,6 +99,8 @@ class Live:
     """Time left, as a text; empty if unknown."""
     score: str
     """The newest evaluation."""
+    film: str
+    """What its newest film shows; empty without any."""
 
 
 @dataclass(frozen=True)

@@ -26,13 +26,18 @@ def section(runs: Sequence[Record], show: Callable[[Record, Path], str] | None) 
             lost += not where
             if where:
                 still = path.suffix in (".gif", ".webp")
-                name = f"{env_steps:,} env steps" if env_steps else path.stem
+                name = title(env_steps, path)
                 film = Film(run.label, run.task, run.seed, name, env_steps, where, still)
                 found.append(film)
     remark = f"{lost} more films are in the run folders; this page has no room for them."
     return Section(
         "films", "Films", films=tuple(found), remarks=(remark,) if found and lost else ()
     )
+
+
+def title(env_steps: int, path: Path) -> str:
+    """Return what a film shows."""
+    return f"{env_steps:,} env steps" if env_steps else path.stem
 
 
 class Embedded:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -10,11 +12,12 @@ import numpy as np
 
 import kstep
 from kstep import style
+from kstep.analysis.tables import Row
 from kstep.envs.tasks import PLANET
-from kstep.report import paper, statistics
+from kstep.report import paper, scores, statistics
 from kstep.report.grid import Cell, Grid
 from kstep.report.page import analyses, curves, films, records, returns
-from kstep.report.page.data import Figure, Line, PageData, Section, Style
+from kstep.report.page.data import Figure, Line, Live, PageData, Section, Style
 from kstep.report.page.records import Record
 from kstep.run.progress import clock
 from kstep.style import DARK, LIGHT
@@ -25,8 +28,23 @@ from kstep.types import KstepError
 NAMED = 12
 """Problems that are listed before the rest is counted."""
 
-Show = Callable[[Record, Path], str]
-"""From a film's file to its address on the page; empty: it is not shown."""
+
+@dataclass(frozen=True)
+class Access:
+    """How a page gets at what it shows: read for it alone, or by a server for many of them."""
+
+    run: Callable[[Path], Record] = records.of_folder
+    """Reads a run folder."""
+    table: Callable[[Path], list[Row]] = analyses.read_table
+    """Reads a table about encoders."""
+    film: Callable[[Record, Path], str] | None = None
+    """From a film's file to its address; empty: it is not shown. None: films become part of the
+    page."""
+    stop: Callable[[Record], str] | None = None
+    """To the address that stops a run, where the page shows runs while they are trained."""
+
+
+FROM_DISK = Access()
 
 
 def gather(
@@ -35,28 +53,28 @@ def gather(
     *,
     title: str = "",
     at: Sequence[int] = (),
-    read: Callable[[Path], Record] = records.of_folder,
-    show: Show | None = None,
+    access: Access = FROM_DISK,
 ) -> PageData:
     """Read everything and compute everything that the page shows; `say` is told what is left out.
-
-    `show` None: films become part of the page.
-    """
+    There must be something, unless runs may still begin while the page is looked at."""
     left_out: list[str] = []
     every = [source for source in sources if source.exists()]
     for source in sources:
         if source not in every:
             raise KstepError(f"{source} does not exist")
-    runs = records.read(every, left_out.append, read)
-    studied = analyses.section([source for source in every if source.is_dir()], left_out.append)
-    if not runs and not studied.figures and not studied.clouds:
+    runs = records.read(every, left_out.append, access.run)
+    folders = [source for source in every if source.is_dir()]
+    studied = analyses.section(folders, left_out.append, access.table)
+    if not runs and not studied.figures and not studied.clouds and access.stop is None:
         listed = ", ".join(map(str, sources))
         reason = f": {left_out[0]}" if left_out else ""
         raise KstepError(f"{listed} holds no run, no table of evaluations and no analysis{reason}")
     for problem in left_out:
         say(f"left out: {problem}")
-    runs.sort(key=lambda run: (_place(run.label), run.label, _order(run.task), run.seed))
+    runs.sort(key=lambda run: (_place(run), run.label, _order(run.task), run.seed))
     rows = [row for run in runs for row in run.rows()]
+    # Whoever watches may wait for a mark that nobody has reached yet.
+    marks = [mark for mark in at if access.stop is None or scores.near(rows, mark)]
     about, remarks = _facts(runs), [*_missing(runs), *(f"Left out: {text}." for text in left_out)]
     found = [
         Section(
@@ -76,10 +94,10 @@ def gather(
             "are dashed. The band is chosen above.",
             figures=tuple(curves.figures(runs)),
         ),
-        *returns.sections(rows, at),
+        *returns.sections(rows, marks),
         _time(runs),
         studied,
-        films.section(runs, show),
+        films.section(runs, access.film),
         _health(runs),
         Section("every-run", "Every run", tables=(_table_of_runs(runs),) if runs else ()),
     ]
@@ -95,17 +113,39 @@ def gather(
         about,
         tuple(section for section in found if section.name == "runs" or not section.empty),
         styles(labels),
-        alarms=tuple(
-            f"The representation has collapsed: {named}."
-            for named in _grouped([run for run in runs if run.collapsed])
-        ),
+        alarms=tuple(_alarms(runs)),
+        live=tuple(_live(run, access.stop) for run in runs if run.state == "running")
+        if access.stop
+        else (),
         made=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, kstep {kstep.__version__}",
     )
 
 
-def _place(label: str) -> int:
+def _alarms(runs: Sequence[Record]) -> list[str]:
+    return [
+        f"The representation has collapsed: {named}."
+        for named in _grouped([run for run in runs if run.collapsed])
+    ]
+
+
+def _live(run: Record, stop: Callable[[Record], str]) -> Live:
+    """Return how a run that is being trained is doing."""
+    return Live(
+        address=stop(run),
+        label=run.label,
+        task=run.task,
+        seed=run.seed,
+        env_steps=run.reached,
+        budget=run.budget or run.reached,
+        left="" if run.seconds_left is None else clock(run.seconds_left),
+        score=f"{run.points[-1].score:.1f}" if run.points else "",
+        film=films.title(*run.films[-1]) if run.films else "",
+    )
+
+
+def _place(run: Record) -> int:
     """Return where a method is in the paper's order; others come after."""
-    name = paper.name_of(label)
+    name = paper.name_of(str(run.identity["method"]))
     return [*returns.COLUMNS].index(name) if name in returns.COLUMNS else len(returns.COLUMNS)
 
 
@@ -125,6 +165,8 @@ def styles(labels: Iterable[str]) -> dict[str, Style]:
 
 
 def _summary(runs: Sequence[Record]) -> str:
+    if not runs:
+        return "no runs"
     counted = {
         "run": len(runs),
         "method": len({run.label for run in runs}),
@@ -150,7 +192,7 @@ def _facts(runs: Sequence[Record]) -> tuple[tuple[str, str], ...]:
         "Methods": [run.label for run in runs],
         "Tasks": [run.task for run in runs],
         "Presets": [run.preset for run in runs],
-        "Renderers": [run.renderer for run in runs],
+        "Renderers": [_drawn_by(run.renderer) for run in runs],
         "Commits": [_short(run.commit) for run in runs],
         "Machines": [run.machine for run in runs],
         "From others": [run.source for run in runs if run.source != store.OURS],
@@ -165,6 +207,11 @@ def _counted(values: Sequence[str]) -> str:
     if len(counts) == 1 and sum(counts.values()) == len(values):
         return next(iter(counts))
     return ", ".join(f"{value} ({number})" for value, number in counts.items())
+
+
+def _drawn_by(renderer: str) -> str:
+    """Return what drew a run's images, without how long that took."""
+    return re.sub(r"rendering: |, \d+ ms per frame", "", renderer)
 
 
 def _short(commit: str) -> str:
@@ -268,13 +315,14 @@ def _health(runs: Sequence[Record]) -> Section:
     }
     drawn = []
     for task in dict.fromkeys(run.task for run in runs):
+        of_task = [run for run in runs if run.task == task]
         for quantity, title in titles.items():
             lines = []
-            for run in runs:
+            for run in of_task:
                 points = [
                     (float(row["env_steps"]), float(row[quantity]))
                     for row in run.history
-                    if run.task == task and row.keys() >= {"env_steps", quantity}
+                    if "env_steps" in row and quantity in row
                 ]
                 if points:
                     x, y = zip(*points, strict=True)

@@ -2,11 +2,11 @@
 // text, never as markup. Figures are drawn by Plotly when they come into view.
 "use strict";
 (() => {
-const shown = { axis: "env_steps", band: "sd", hidden: new Set(), sorted: {}, chosen: {}, flat: false };
+const shown = { axis: "env_steps", band: "sd", hidden: new Set(), sorted: {}, chosen: {}, flat: false, stops: {} };
 const whole = found => ({ styles: {}, sections: [], ...found });  // empty parts are left out
 let data = whole(JSON.parse(document.getElementById("data").textContent));
 const root = document.documentElement, system = matchMedia("(prefers-color-scheme: dark)");
-const drawings = new Map();  // an element to the function that draws into it
+const drawings = new Map();  // an element to the functions that find what it shows, and that draw it
 const visible = new IntersectionObserver(entries => {
   for (const entry of entries) if (entry.isIntersecting) draw(entry.target);
 }, { rootMargin: "300px" });
@@ -33,14 +33,15 @@ const short = value => value == null ? "" : Math.abs(value) >= 1e4 ? Math.round(
 
 function draw(canvas) {
   if (!window.Plotly || !drawings.has(canvas)) return;
-  const { traces, layout } = drawings.get(canvas)();
+  const drawing = drawings.get(canvas), { traces, layout } = drawing.draw();
   Plotly.react(canvas, traces, layout, { displayModeBar: false, responsive: true });
+  drawing.drawn = drawing.find();
   canvas.dataset.drawn = "yes";
 }
-function redraw() {
-  for (const canvas of drawings.keys()) {
-    if (!canvas.isConnected) drawings.delete(canvas);
-    else if (canvas.dataset.drawn) draw(canvas);
+function redraw(all = true) {
+  for (const [canvas, drawing] of drawings) {
+    if (!canvas.isConnected) { drawings.delete(canvas); if (canvas.dataset.drawn) Plotly.purge(canvas); }
+    else if (canvas.dataset.drawn && (all || drawing.drawn !== drawing.find())) draw(canvas);
   }
 }
 function layoutOf(x, y) {
@@ -82,6 +83,7 @@ function drawn(figure) {
   const layout = layoutOf(figure.axes[axis], figure.y_title);
   if (figure.y_range) layout.yaxis.range = figure.y_range;
   layout.xaxis.rangemode = "tozero";
+  layout.uirevision = axis;  // what a reader has zoomed into stays, also when points are added
   if (axis === Object.keys(figure.axes)[0]) layout.shapes = (figure.rules || []).filter(rule => !shown.hidden.has(rule[0]))
     .map(([label, at]) => ({ type: "line", x0: at, x1: at, yref: "paper", y0: 0, y1: 1,
       line: { color: colour(label), width: 1, dash: "dot" } }));
@@ -138,11 +140,11 @@ function tools(name, title, image, rows) {
 
 // --- parts of the page -----------------------------------------------------------------------
 
-function figureElement(name, about, canvas, drawing, rows, wide) {
-  drawings.set(canvas, drawing);
+function figureElement(name, about, canvas, find, draw, rows, wide) {
+  drawings.set(canvas, { find, draw: () => draw(find()) });
   visible.observe(canvas);
   return make("figure", { class: wide ? "wide" : "", "data-name": name }, make("h3", {}, about.title), canvas,
-    make("figcaption", {}, about.note || ""), tools(name, about.title, drawing, rows));
+    make("figcaption", {}, about.note || ""), tools(name, about.title, () => draw(find()), rows));
 }
 const current = (section, kind, name) => (find(section)[kind] || []).find(item => item.name === name);
 const find = name => data.sections.find(section => section.name === name) || {};
@@ -154,7 +156,7 @@ function figures(section) {
     const group = groups.includes(shown.chosen[section.name]) ? shown.chosen[section.name] : groups[0];
     box.replaceChildren(...section.figures.filter(figure => (figure.group || "") === group).map(figure => {
       const now = () => current(section.name, "figures", figure.name) || figure;
-      return figureElement(figure.name, figure, make("div", { class: "canvas" }), () => drawn(now()), () => figureRows(now()));
+      return figureElement(figure.name, figure, make("div", { class: "canvas" }), now, drawn, () => figureRows(now()));
     }));
   };
   fill();
@@ -190,12 +192,15 @@ function table(section, grid) {
   fill();
   const now = () => current(section, "tables", grid.name) || grid;
   const rows = () => [now().head, ...now().rows.map(row => row.map(cell => cell.below ? `${cell.text} [${cell.below}]` : cell.text || ""))];
-  return make("div", { class: "table", "data-name": grid.name }, make("h3", {}, grid.title), make("div", { class: "scroll", tabindex: "0" },
+  const box = make("div", { class: "table", "data-name": grid.name }, make("h3", {}, grid.title), make("div", { class: "scroll", tabindex: "0" },
     make("table", {}, make("thead", {}, make("tr", {}, ...heads)), body)), make("div", { class: "caption" }, grid.caption || ""),
   make("div", { class: "tools" },
     make("button", { type: "button", onclick: () => save(`${grid.name}.tex`, "text/x-tex", [now().latex]) }, "LaTeX"),
     make("button", { type: "button", onclick: () => save(`${grid.name}.csv`, "text/csv", csv(rows())) }, "CSV")));
+  grids.set(box, grid);
+  return box;
 }
+const grids = new WeakMap();  // the element of a table to what it shows
 
 function clouds(section) {
   const every = () => find(section.name).clouds || section.clouds;
@@ -204,7 +209,7 @@ function clouds(section) {
   const flat = make("button", { type: "button", "aria-pressed": "false", onclick: () => {
     shown.flat = !shown.flat; flat.setAttribute("aria-pressed", shown.flat); Plotly.purge(canvas); draw(canvas);
   } }, "2-D / 3-D");
-  const box = figureElement("pca", { title: "Principal components of the latents", note: cloud().note }, canvas, () => cloudDrawn(cloud()),
+  const box = figureElement("pca", { title: "Principal components of the latents", note: cloud().note }, canvas, cloud, cloudDrawn,
     () => [["pc1", "pc2", "pc3", "reward"], ...cloud().points], true);
   const choice = make("select", { onchange: event => {
     shown.chosen[section.name] = event.target.value; box.querySelector("figcaption").textContent = cloud().note; draw(canvas);
@@ -241,25 +246,42 @@ function sectionElement(section) {
 const shape = section => JSON.stringify([section.remarks, ...["figures", "tables", "clouds"].map(kind => (section[kind] || []).map(item => [item.name, item.head, item.note])),
   (section.films || []).map(film => film.address), section.name === "runs" ? data.facts : null]);
 
+// Runs that are being trained. The first click on Stop asks, the second one within four seconds stops.
 function live() {
+  const say = (run, text) => { shown.stops[run.address] = text; head(); };
+  const stop = async run => {
+    if (shown.stops[run.address] !== "Really stop?") {
+      say(run, "Really stop?");
+      setTimeout(() => { if (shown.stops[run.address] === "Really stop?") say(run, "Stop"); }, 4000);
+      return;
+    }
+    say(run, "Stopping");
+    const answer = await fetch(run.address, { method: "POST", headers: { "X-Kstep-Token": location.pathname.split("/")[1] } }).catch(() => null);
+    if (!answer || !answer.ok) say(run, answer ? (await answer.text()).slice(0, 200) : "The server does not answer.");
+  };
   return make("div", { class: "live" }, ...(data.live || []).map(run => {
-    const stop = make("button", { type: "button", class: "stop", onclick: async () => {
-      if (stop.textContent === "Stop") { stop.textContent = "Really stop?"; setTimeout(() => { if (stop.textContent === "Really stop?") stop.textContent = "Stop"; }, 4000); return; }
-      stop.disabled = true; stop.textContent = "Stopping";
-      const answer = await fetch(run.address, { method: "POST" }).catch(() => null);
-      if (!answer || !answer.ok) { stop.textContent = answer ? (await answer.text()).slice(0, 200) : "The server does not answer"; }
-    } }, "Stop");
+    const text = run.address ? shown.stops[run.address] || "Stop" : "Stopping";
     const part = [`${(run.env_steps || 0).toLocaleString("en")} of ${run.budget.toLocaleString("en")} env steps`, run.left && `${run.left} left`, run.score && `newest return ${run.score}`];
-    return make("div", {}, make("span", {}, make("strong", {}, run.label), ` on ${run.task}, seed ${run.seed || 0} `, make("span", { class: "muted" }, part.filter(Boolean).join(" · "))),
-      run.address ? stop : "", make("progress", { max: run.budget, value: Math.min(run.env_steps || 0, run.budget) }));
+    return make("div", {}, make("span", {}, make("strong", {}, run.label), ` on ${run.task}, seed ${run.seed || 0} `, make("span", { class: "muted" }, part.filter(Boolean).join(" · ")),
+      run.film ? make("a", { href: "#films", class: "muted" }, ` · newest film: ${run.film}`) : null),
+    make("button", { type: "button", class: "stop", title: "Ends it with a checkpoint, as Ctrl-C does", disabled: text === "Stopping", onclick: () => stop(run) }, text),
+    make("progress", { max: run.budget, value: Math.min(run.env_steps || 0, run.budget), "aria-label": `${run.label} on ${run.task}, seed ${run.seed || 0}` }));
   }));
 }
 
+// Whether something is as it was when it was asked about before: then its elements stay, with the focus in them.
+const before = {};
+const same = (name, ...what) => { const text = JSON.stringify(what), known = before[name] === text; before[name] = text; return known; };
+
 function head() {
+  if (same("head", data.title, data.summary, data.alarms, data.live, shown.stops, data.sections.map(section => section.title))) return;
   document.getElementById("head").replaceChildren(make("h1", {}, data.title), make("p", { class: "lead" }, `${data.summary}.`),
     data.alarms ? make("ul", { class: "alarms", role: "alert" }, ...data.alarms.map(text => make("li", {}, text))) : "", live(),
     make("nav", { "aria-label": "Sections" }, ...data.sections.map(section => make("a", { href: `#${section.name}` }, section.title))));
-  document.getElementById("foot").replaceChildren(`Made ${data.made}. `, make("span", { id: "connection" }));
+}
+function foot(text = "") {
+  const made = data.made ? `Made ${data.made}. ` : "";
+  document.getElementById("foot").replaceChildren(made, make("span", { id: "connection", role: "status" }, text));
 }
 
 function swatch(label) {
@@ -271,6 +293,7 @@ function swatch(label) {
   return svg;
 }
 function bar() {
+  if (same("bar", data.styles, dark(), data.sections.map(section => (section.figures || []).map(figure => Object.keys(figure.axes))))) return;
   const all = data.sections.flatMap(section => section.figures || []);
   const axes = Object.assign({}, ...all.filter(figure => Object.keys(figure.axes).length > 1).map(figure => figure.axes));
   const chips = Object.keys(data.styles).map(label => make("button", { type: "button", class: "chip", "aria-pressed": String(!shown.hidden.has(label)), onclick: event => {
@@ -287,33 +310,41 @@ function bar() {
 }
 
 function show() {
-  head(); bar();
+  const running = (data.live || []).map(run => run.address);
+  for (const address of Object.keys(shown.stops)) if (!running.includes(address)) delete shown.stops[address];
+  head(); bar(); foot();
   const main = document.getElementById("main"), old = new Map([...main.children].map(box => [box.dataset.name, box]));
-  main.replaceChildren(...data.sections.map(section => {
-    const before = old.get(section.name);
-    if (!before || before.dataset.shape !== shape(section)) return sectionElement(section);
+  const boxes = data.sections.map(section => {
+    const box = old.get(section.name);
+    if (!box || box.dataset.shape !== shape(section)) return sectionElement(section);
     for (const grid of section.tables || []) {
-      const place = [...before.querySelectorAll(".table")].find(box => box.dataset.name === grid.name), top = place.querySelector(".scroll").scrollTop;
-      const fresh = table(section.name, grid);
-      place.replaceWith(fresh); fresh.querySelector(".scroll").scrollTop = top;
+      const place = [...box.querySelectorAll(".table")].find(one => one.dataset.name === grid.name);
+      if (grids.get(place) === grid) continue;
+      const scroll = place.querySelector(".scroll"), fresh = table(section.name, grid);
+      place.replaceWith(fresh); fresh.querySelector(".scroll").scrollTo(scroll.scrollLeft, scroll.scrollTop);
     }
-    return before;
-  }));
-  redraw();
+    return box;
+  });
+  if (boxes.some((box, i) => box !== main.children[i]) || boxes.length !== main.children.length) main.replaceChildren(...boxes);
+  redraw(false);
 }
 
 // --- news ------------------------------------------------------------------------------------
 
 let version = "";
+// Parts that are as they were are only named.
+function merged(news) {
+  for (const section of news.sections) for (const kind of ["figures", "tables", "clouds"]) if (section[kind])
+    section[kind] = section[kind].map(item => item.same ? current(section.name, kind, item.name) : item);
+  return news;
+}
 async function ask() {
-  let text = "";
   try {
-    const answer = await fetch("data.json", version ? { headers: { "If-None-Match": version } } : {});
-    if (answer.status === 200) { version = answer.headers.get("ETag") || ""; data = whole(await answer.json()); show(); }
-    else if (answer.status !== 304) text = `The server answers ${answer.status}.`;
-  } catch { text = "The connection to kstep watch is lost; the page shows what was known."; }
-  document.getElementById("connection").textContent = text;
-  setTimeout(ask, 3000);
+    const answer = await fetch(`data.json?known=${version}`).catch(() => null);
+    if (!answer) foot("The connection to kstep watch is lost; the page shows what was known.");
+    else if (answer.status === 200) { const news = await answer.json(); data = merged(whole(news.data)); version = news.version; show(); }
+    else foot(answer.status === 204 ? "" : `The server answers ${answer.status}.`);
+  } finally { setTimeout(ask, 2000); }
 }
 
 root.dataset.theme = system.matches ? "dark" : "light";

@@ -20,6 +20,7 @@ from kstep.run import clock, health, system
 from kstep.run.folder import Run
 from kstep.sweep import store
 from kstep.sweep.plan import State, status_of
+from kstep.sweep.status import rate
 from kstep.types import KstepError
 
 SAMPLED = 200
@@ -66,6 +67,8 @@ class Record:
     """Whether its newest logged updates are those of a collapsed representation."""
     films: tuple[tuple[int, Path], ...] = ()
     """env_steps and file."""
+    seconds_left: float | None = None
+    """Until it has reached its budget; None if it is not running or its speed is not known yet."""
 
     @property
     def label(self) -> str:
@@ -105,6 +108,7 @@ def of_folder(folder: Path) -> Record:
     run = Run.open(folder)
     experiment = run.experiment
     status = status_of(run, experiment.env_steps)
+    speed = rate(run, status) if status.state == "running" else None
     lines = _updates(run)
     newest = [row for row in _parsed(lines[-health.PATIENCE :]) if row.keys() >= health.SPREADS]
     try:
@@ -127,6 +131,7 @@ def of_folder(folder: Path) -> Record:
         history=tuple(_parsed(_spaced(lines))),
         collapsed=len(newest) == health.PATIENCE and all(map(health.is_flat, newest)),
         films=tuple(_films(folder)),
+        seconds_left=(experiment.env_steps - status.env_steps) / speed if speed else None,
     )
 
 
@@ -169,8 +174,9 @@ def _parsed(lines: Iterable[bytes]) -> list[dict[str, float]]:
 
 
 def _films(folder: Path) -> list[tuple[int, Path]]:
-    found = []
-    for path in sorted((folder / "films").glob("*")):
+    """Return the films of a run, from its first checkpoint to its last; no link is followed."""
+    films, found = folder / "films", []
+    for path in [] if films.is_symlink() else films.glob("*"):
         name = FILMS.fullmatch(path.name)
         if name and path.is_file() and not path.is_symlink():
             found.append((int(name[1] or 0), path))
