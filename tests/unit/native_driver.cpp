@@ -29,6 +29,12 @@ struct Average {
   int64_t count;
   float rate;
 };
+struct Decoder {
+  int32_t batch, height, width, layers, channels, strides[8], heights[8], widths[8];
+};
+struct Pixels {
+  int32_t batch, frames, rows, height, width, colours, bits;
+};
 extern "C" {
 int32_t kstep_native_use(const char*);
 const char* kstep_encoder_forward(const Encoder*, const uint8_t*, const float* const*,
@@ -42,6 +48,14 @@ const char* kstep_layer_backward(int32_t, int32_t, int32_t, int32_t, const float
                                  const float*, const float*, float*, float*, float*);
 const char* kstep_product(const Product*, const float*, const float*, const float*, float*,
                           int32_t);
+const char* kstep_decoder_forward(const Decoder*, const float*, const float* const*,
+                                  const float* const*, float* const*, int32_t);
+const char* kstep_decoder_backward(const Decoder*, const float*, const float*, const float* const*,
+                                   const float* const*, float*, float* const*, float* const*,
+                                   int32_t);
+const char* kstep_reconstruction(const Pixels*, const float*, const uint8_t*, float*, double*,
+                                 int32_t);
+const char* kstep_uniform(uint32_t, int64_t, float*);
 const char* kstep_adam(const Adam*, int32_t, int32_t);
 const char* kstep_average(const Average*, int32_t, int32_t);
 const char* kstep_stacks(const View*, const uint8_t*, const int64_t*, const int64_t*, uint8_t*,
@@ -137,6 +151,44 @@ static void moves(int threads) {
   require(kstep_average(averages.data(), averages.size(), threads));
 }
 
+// Transposed convolutions: features of height x width, then each output.
+static void decoder(const Decoder& d, int threads) {
+  Random next;
+  std::vector<std::vector<float>> weights, biases, maps, dw, db;
+  for (int l = 0; l < d.layers; l++) {
+    const int channels = l + 1 == d.layers ? d.channels : 32;
+    weights.emplace_back(32 * 9 * channels);
+    for (auto& x : weights.back()) x = (next() % 2001 - 1000.f) / 17000;
+    biases.emplace_back(channels, 0.1f);
+    maps.emplace_back((size_t)d.batch * d.heights[l] * d.widths[l] * channels);
+    dw.emplace_back(weights.back().size());
+    db.emplace_back(channels);
+  }
+  std::vector<float> features((size_t)d.batch * d.height * d.width * 32);
+  for (auto& x : features) x = (next() % 2001 - 1000.f) / 1000;
+  std::vector<float> gradient(maps.back().size(), 1.f), dx(features.size());
+  auto pointers = [](std::vector<std::vector<float>>& v) {
+    std::vector<float*> p;
+    for (auto& x : v) p.push_back(x.data());
+    return p;
+  };
+  auto pw = pointers(weights), pb = pointers(biases), pm = pointers(maps), pdw = pointers(dw),
+       pdb = pointers(db);
+  require(kstep_decoder_forward(&d, features.data(), pw.data(), pb.data(), pm.data(), threads));
+  require(kstep_decoder_backward(&d, gradient.data(), features.data(), pw.data(), pm.data(),
+                                 dx.data(), pdw.data(), pdb.data(), threads));
+}
+
+static void pixels(int threads) {
+  const Pixels p{5, 2, 9, 8, 7, 3, 5};
+  std::vector<float> prediction(5 * 8 * 7 * 6, 0.5f), noise(prediction.size());
+  std::vector<uint8_t> stacks(5 * 2 * 9 * 7 * 3, 200);
+  double error = 0;
+  require(kstep_uniform(7, noise.size(), noise.data()));
+  require(kstep_reconstruction(&p, prediction.data(), stacks.data(), noise.data(), &error,
+                               threads));
+}
+
 static void views(const View& v, int threads) {
   Random next;
   const int slots = 5, last_top = v.height + 2 * v.pad - v.out_height,
@@ -197,6 +249,11 @@ int main() {
       linear(19, 70, 1030, threads);
       linear(0, 5, 5, threads);
       moves(threads);
+      pixels(threads);
+      decoder({5, 4, 3, 3, 9, {1, 2, 2}, {6, 13, 28}, {5, 11, 24}}, threads);
+      decoder({17, 3, 4, 3, 9, {1, 1, 2}, {5, 7, 16}, {6, 8, 17}}, threads);
+      decoder({270, 1, 1, 1, 32, {1}, {3}, {3}}, threads);
+      decoder({0, 3, 3, 1, 1, {2}, {7}, {7}}, threads);
     }
     for (int stride : {1, 2}) {
       layer(2, 13, 10, stride);

@@ -32,6 +32,7 @@ from kstep.native import Shape, Unavailable, choice, layers, library
 from kstep.native.choice import Trial
 from kstep.native.library import Library, _floats, _pointer, plain
 from kstep.nets.backends import NativeEncoder, make_native, native_shape
+from kstep.nets.decoder import Decoder
 from kstep.nets.encoder import PixelEncoder, PixelEncoderConfig
 from kstep.optimizers import Ema, slow_copy
 from kstep.rng import Streams
@@ -562,6 +563,84 @@ def test_what_the_kernels_cannot_move_torch_moves(kernels: Library) -> None:
     for mine, other in ((one, two), (slow_one, slow_two)):
         for p, q in zip(mine.parameters(), other.parameters(), strict=True):
             assert torch.equal(p, q)
+
+
+# Strides 1 and 2, output padding, few and many channels, one layer and four.
+DECODERS = {
+    "paper": (((20, 19, 32), (18, 17, 32), (16, 15, 32)), (3, 42, 40, 3)),
+    "compact": (((20, 20, 32), (9, 9, 32), (7, 7, 32)), (3, 42, 41, 3)),
+    "one layer": (((3, 4, 32),), (1, 8, 9, 1)),
+    "many channels": (((6, 5, 32), (4, 3, 32)), (16, 8, 7, 2)),
+}
+
+
+def decoders(name: str) -> tuple[Decoder, Decoder]:
+    """The same weights: ours, and PyTorch's in float64."""
+    torch.manual_seed(3)
+    exact = Decoder(10, *DECODERS[name], "default")
+    ours = copy.deepcopy(exact)
+    make_native(ours)
+    return ours, exact.double()
+
+
+def decoded(net: Decoder, batch: int) -> list[Tensor]:
+    """Its output and all of its gradients."""
+    draw = torch.Generator().manual_seed(4)
+    dtype = net.linear.weight.dtype
+    latent = torch.randn(batch, 10, generator=draw).to(dtype).requires_grad_()
+    pixels = net(latent)
+    gradient = torch.randn(pixels.shape, generator=draw).to(dtype)
+    return [pixels, *torch.autograd.grad(pixels, [latent, *net.parameters()], gradient)]
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_decoder_and_its_gradients_are_exact_to_float32(each: Library, name: str) -> None:
+    ours, exact = decoders(name)
+    for one, two in zip(decoded(ours, 5), decoded(exact, 5), strict=True):
+        assert error(one.detach(), two) < TOLERANCE
+    for parameter, gradient in zip(ours.parameters(), decoded(ours, 3)[2:], strict=True):
+        assert gradient.stride() == parameter.stride()  # for Adam
+    assert torch.equal(ours.double()(torch.ones(1, 10).double()), exact(torch.ones(1, 10).double()))
+
+
+@pytest.mark.parametrize("batch", [1, 37, 300])
+def test_no_bit_of_a_decoder_depends_on_threads_or_instructions(
+    kernels: Library, threads: Any, batch: int
+) -> None:
+    ours, _ = decoders("compact" if batch < 300 else "one layer")
+    expected = decoded(ours, batch)
+    for number in (1, 2, 4):
+        threads(number)
+        for name in ("avx2", "avx512", None):
+            if kernels.use(name):
+                for one, two in zip(decoded(ours, batch), expected, strict=True):
+                    assert torch.equal(one, two), (number, name)
+
+
+def test_a_reconstruction_is_that_of_torch(kernels: Library, threads: Any) -> None:
+    torch.manual_seed(2)
+    prediction = torch.randn(6, 11, 9, 6, requires_grad=True)
+    stacks = torch.randint(0, 256, (6, 2, 13, 9, 3), dtype=torch.uint8)
+    found = []
+    for number in (1, 3):
+        threads(number)
+        loss = native.reconstruction(prediction, stacks, 5, torch.Generator().manual_seed(9))
+        assert loss is not None
+        found.append([loss, *torch.autograd.grad(3 * loss, prediction)])
+    assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
+    pixels = torch.cat(stacks[:, :, :11].unbind(1), dim=-1)
+    target = torch.rand(pixels.shape, generator=torch.Generator().manual_seed(9))
+    target = target.add_(pixels >> 3).div_(32).sub_(0.5)
+    expected = F.mse_loss(prediction.double(), target.double())
+    assert error(found[0][0].detach(), expected) < 1e-6
+    gradient = torch.autograd.grad(3 * expected, prediction)[0]
+    assert error(found[0][1], gradient.double()) < 1e-6
+
+
+def test_our_draws_are_torchs(kernels: Library) -> None:
+    for seed in (0, 2**31 + 5, 2**40 + 7):
+        draw = torch.Generator().manual_seed(seed)
+        assert torch.equal(kernels.uniform(seed, 7, 999), torch.rand(7, 999, generator=draw))
 
 
 @contextmanager

@@ -20,7 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kstep import native
 from kstep.auxiliary.base import AuxiliaryConfig, AuxiliaryTask, Draws, Shapes
+from kstep.nets.backends import NATIVE
 from kstep.nets.decoder import Decoder
 from kstep.nets.init import Init
 from kstep.types import Encode, KstepError, Metrics, SequenceBatch
@@ -81,7 +83,7 @@ class Autoencoder(AuxiliaryTask):
         """
         observation = batch.observation[:, 0]
         latent = encode(observation)
-        reconstruction = F.mse_loss(self.decoder(latent), self.target(observation))
+        reconstruction = self.error(self.decoder(latent), observation)
         penalty = 0.5 * latent.square().sum(1).mean()
         loss = reconstruction + self.config.latent_penalty * penalty
         return loss, {
@@ -90,12 +92,28 @@ class Autoencoder(AuxiliaryTask):
             "auxiliary/latent_penalty": penalty.detach(),
         }
 
-    def target(self, observation: Tensor) -> Tensor:
+    def error(self, prediction: Tensor, observation: Tensor) -> Tensor:
+        """Mean squared error of pixels (B, H, W, S * C)."""
+        return F.mse_loss(prediction, self.target(observation))
+
+    def target(self, observation: Tensor, draw: torch.Generator | None = None) -> Tensor:
         """Reduce pixels (B, S, H, W, C) uint8 to a few bits and dequantize: (B, H, W, S * C).
 
-        Values lie in [-1/2, 1/2), but for rounding.
+        Values lie in [-1/2, 1/2), but for rounding. Without a generator, the next draw.
         """
         pixels = torch.cat(observation[:, :, : self.height].unbind(1), dim=-1)
-        generator = self.draws.next(pixels.device)
-        target = torch.rand(pixels.shape, generator=generator, device=pixels.device)
+        draw = draw or self.draws.next(pixels.device)
+        target = torch.rand(pixels.shape, generator=draw, device=pixels.device)
         return target.add_(pixels >> (8 - self.config.bits)).div_(2**self.config.bits).sub_(0.5)
+
+
+class NativeAutoencoder(Autoencoder):
+    """Target, error and gradient in one pass of `kstep.native`, where the very call allows it."""
+
+    def error(self, prediction: Tensor, observation: Tensor) -> Tensor:
+        draw = self.draws.next(observation.device)
+        found = native.reconstruction(prediction, observation, self.config.bits, draw)
+        return F.mse_loss(prediction, self.target(observation, draw)) if found is None else found
+
+
+NATIVE[Autoencoder] = NativeAutoencoder

@@ -105,6 +105,13 @@ class _Run:
                     *self._steps([KSL, COMPACT], threads),
                 )
             ]
+        if section == "busy":
+            return [
+                way(KSL, backend, threads)
+                for threads in self.threads
+                for backend in self.backends
+                for way in (self.steps.step, self.steps.beside)
+            ]
         if section == "plain":
             plain = [self.steps.plain(workload, self.most) for workload in (KSL, RELEASED)]
             if None in plain:

@@ -9,7 +9,9 @@ from typing import Literal, TypeAlias, get_args
 from kstep.style import ThemeName
 from kstep.values import Positive, Threads
 
-Section: TypeAlias = Literal["methods", "split", "encoder", "plain", "memory", "renderers", "cost"]
+Section: TypeAlias = Literal[
+    "methods", "split", "encoder", "busy", "plain", "memory", "renderers", "cost"
+]
 SECTIONS: tuple[Section, ...] = get_args(Section)
 
 
@@ -20,8 +22,8 @@ class Options:
     only: tuple[Section, ...] = ()
     """Sections to measure; the default is all of them."""
     threads: tuple[Threads, ...] = ()
-    """Numbers of threads; the default is 1 and all cores. The encoder is measured with each,
-    everything else with the largest."""
+    """Numbers of threads; the default is 1 and all cores. The encoder, and a step
+    beside other work, are measured with each, everything else with the largest."""
     rounds: Positive | None = None
     """How often everything is measured; the medians are reported."""
     backend: Literal["both", "torch", "native"] = "both"

@@ -34,6 +34,7 @@ def show(document: dict[str, Any], console: Console) -> None:
         ("convolutions", _convolutions),
         ("plain", _plain),
         ("encoder", _encoder),
+        ("busy", _busy),
         ("cost", _cost),
         ("memory", _memory),
         ("renderers", _renderers),
@@ -128,6 +129,17 @@ def _encoder(rows: list[dict[str, Any]]) -> Table:
             for r in rows
         ),
     )
+
+
+def _busy(rows: list[dict[str, Any]]) -> Table:
+    columns = ("backend", "threads", "ms alone", "ms busy", "over one, alone", "over one, busy")
+    table = _table("a step of ksl alone and beside a busy process", (*columns, "rounds, busy"))
+    for r in rows:
+        gain = r.get("gain", {"alone": {}, "busy": {}})
+        (alone, _), (busy, rounds) = _ratio(gain["alone"]), _ratio(gain["busy"])
+        ms = (f"{r[how]:.1f}" for how in ("alone", "busy"))
+        table.add_row(r["backend"], str(r["threads"]), *ms, alone, busy, rounds)
+    return table
 
 
 def _cost(cost: dict[str, Any]) -> Table:

@@ -50,6 +50,7 @@ def results(found: Measurements) -> dict[str, Any]:
         "split": _split(found),
         "convolutions": _convolutions(found),
         "encoder": _encoder(found),
+        "busy": _busy(found),
         "plain": _plain(found),
         "memory": found.memory,
         "renderers": _renderers(found),
@@ -138,6 +139,29 @@ def _encoder(found: Measurements) -> list[dict[str, Any]]:
                 rows.append(row)
     # Rows about learning steps alone would only repeat the table of methods.
     return rows if any(row["what"] in passes for row in rows) else []
+
+
+def _busy(found: Measurements) -> list[dict[str, Any]]:
+    """A step of `ksl` alone and beside a busy process, and what more threads than one bring."""
+    times, fewest, rows = found.times, min(found.threads), []
+    for backend in found.backends:
+        one = {
+            "alone": step_name(KSL, backend, fewest),
+            "busy": steps.busy_name(KSL, backend, fewest),
+        }
+        for threads in found.threads:
+            names = {
+                "alone": step_name(KSL, backend, threads),
+                "busy": steps.busy_name(KSL, backend, threads),
+            }
+            if names["busy"] not in times:
+                continue
+            row: dict[str, Any] = {"backend": backend, "threads": threads}
+            row |= {how: times.ms(name) for how, name in names.items()}
+            if threads > fewest:
+                row["gain"] = {how: times.ratio(one[how], name) for how, name in names.items()}
+            rows.append(row)
+    return rows
 
 
 def _plain(found: Measurements) -> list[dict[str, Any]]:
@@ -237,6 +261,12 @@ def promises(made: dict[str, Any]) -> Iterator[dict[str, Any]]:
         text = f"replay of {memory['decisions']:,} decisions, resident"
         yield promise(text, memory["replay_bytes"] / 1e9, 2.3, False, "GB")
         yield promise("whole training process", memory["process_bytes"] / 1e9, 4.0, False, "GB")
+    for row in made.get("busy", ()):
+        if row["backend"] == "native" and "gain" in row:
+            text = (
+                f"a step of ksl beside a busy process: {row['threads']} threads over one (native)"
+            )
+            yield promise(text, row["gain"]["busy"]["ratio"], 1.0, True)
     for row in made.get("encoder", ()):
         if row["what"] in OVER_TORCH and "ratio" in row:
             number = f"{row['threads']} thread{'s' * (row['threads'] > 1)}"

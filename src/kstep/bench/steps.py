@@ -11,7 +11,7 @@ import importlib.util
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from types import ModuleType
@@ -136,6 +136,11 @@ class Steps:
         work, count, used = self._updates(workload, backend)
         return Candidate(step_name(workload, backend, threads), work, count, threads, used)
 
+    def beside(self, workload: Workload, backend: Backend, threads: int) -> Candidate:
+        """The same while another process keeps a core busy."""
+        alone = self.step(workload, backend, threads)
+        return replace(alone, name=busy_name(workload, backend, threads), beside=True)
+
     def split(self, workload: Workload, backend: Backend, threads: int) -> Candidate:
         """The same, with the time of each part."""
         updates, count, used = self._updates(workload, backend)
@@ -193,6 +198,10 @@ SEQUENCES = "sequences drawn and shifted"
 
 def step_name(workload: Workload, backend: Backend, threads: int) -> str:
     return name_of(f"step {workload.name}", backend, threads)
+
+
+def busy_name(workload: Workload, backend: Backend, threads: int) -> str:
+    return f"{step_name(workload, backend, threads)}, busy"
 
 
 def split_name(workload: Workload, backend: Backend) -> str:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+from kstep.bench.busy import neighbour
 from kstep.native import Backend
 from kstep.run import system
 
@@ -32,6 +34,8 @@ class Candidate:
     """None: as many as PyTorch uses."""
     backend: Backend = "torch"
     """Whose threads these are."""
+    beside: bool = False
+    """Whether another process keeps a core busy meanwhile."""
 
 
 @dataclass
@@ -86,7 +90,8 @@ def interleave(
     for number in range(rounds + 1):
         for candidate in ordered:
             before(number, candidate)
-            with system.threads(candidate.threads, candidate.backend):
+            other = neighbour() if candidate.beside else nullcontext()
+            with other, system.threads(candidate.threads, candidate.backend):
                 started = now()
                 inside = candidate.work()
                 spent = now() - started

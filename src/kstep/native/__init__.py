@@ -18,7 +18,11 @@ from kstep.native.choice import choose as choose
 from kstep.native.choice import expected as expected
 from kstep.native.encoder import features as features
 from kstep.native.encoder import usable as usable
+from kstep.native.layers import decode as decode
+from kstep.native.layers import decodes as decodes
 from kstep.native.layers import linear as linear
+from kstep.native.layers import reconstruction as reconstruction
+from kstep.native.library import Decoding as Decoding
 from kstep.native.library import Shape as Shape
 from kstep.native.library import Unavailable as Unavailable
 from kstep.native.library import kernels as kernels

@@ -22,6 +22,19 @@ struct Stack {
   int frames, colours, stride;
 };
 
+// A transposed 3x3 convolution of 32 channels to `channels`. Its output may have more rows and columns
+// than its input reaches: these have the bias alone.
+struct Spread {
+  int height, width, out_height, out_width, stride, channels;
+
+  bool fits() const {
+    return out_height >= (height - 1) * stride + 3 && out_width >= (width - 1) * stride + 3;
+  }
+  bool exact() const {
+    return out_height == (height - 1) * stride + 3 && out_width == (width - 1) * stride + 3;
+  }
+};
+
 inline int output_side(int side, int stride) { return (side - 3) / stride + 1; }
 
 // Floats of each thing below; every one is a multiple of 16, so that all buffers stay aligned.
@@ -89,6 +102,17 @@ struct Kernels {
   void (*matrix_multiply)(const float* left, ptrdiff_t row, ptrdiff_t step, int rows,
                           const float* packed, int inner, int columns, const float* bias,
                           float* out, ptrdiff_t out_row);
+
+  // Transposed convolutions, any stride, by spreading each pixel over the outputs it reaches. Forward
+  // takes weights packed by matrix_pack, [32][row, column, channel], and ReLU if asked to; backward
+  // masks `gradient` where `output` is not positive (null: no mask), and adds to the two sums,
+  // [row, column, channel][32] and [channel].
+  void (*spread_forward)(const float* input, const float* packed, const float* bias, float* output,
+                         int count, Spread, bool relu, float* scratch);
+  void (*spread_pack_back)(const float* weight, float* packed, Spread);
+  void (*spread_backward)(const float* gradient, const float* output, const float* input,
+                          const float* packed_back, float* input_gradient, float* weight_sum,
+                          float* bias_sum, int count, Spread, float* scratch);
 
   // Elements [from, to) of one step of Adam, and of one of a moving average.
   void (*adam)(const Adam&, size_t from, size_t to);

@@ -56,6 +56,24 @@ class _Encoder(ctypes.Structure):
     )
 
 
+class _Decoder(ctypes.Structure):
+    """The structure `Decoder` of decoder.cpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in ("batch", "height", "width", "layers", "channels")),
+        *((name, ctypes.c_int32 * MOST_LAYERS) for name in ("strides", "heights", "widths")),
+    )
+
+
+class _Pixels(ctypes.Structure):
+    """The structure `Pixels` of reconstruction.cpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in ("batch", "frames", "rows", "height", "width")),
+        *((name, ctypes.c_int32) for name in ("colours", "bits")),
+    )
+
+
 class _Product(ctypes.Structure):
     """The structure `Product` of linear.cpp."""
 
@@ -160,6 +178,45 @@ class Shape:
         return _Encoder(*sizes, (ctypes.c_int32 * MOST_LAYERS)(*self.strides))
 
 
+@dataclass(frozen=True)
+class Decoding:
+    """Features and the transposed convolutions behind them: strides, (H, W, C) of each output."""
+
+    features: tuple[int, int]
+    strides: tuple[int, ...]
+    maps: tuple[tuple[int, int, int], ...]
+
+    @property
+    def usable(self) -> bool:
+        """Whether there are kernels for this shape."""
+        before = (self.features, *((height, width) for height, width, _ in self.maps))
+        return (
+            1 <= len(self.strides) <= MOST_LAYERS
+            and not set(self.strides) - {1, 2}
+            and all(channels == CHANNELS for *_, channels in self.maps[:-1])
+            and self.maps[-1][2] <= CHANNELS
+            and max(max(sides) for sides in before) <= MOST_SIDE
+            and all(
+                after >= (side - 1) * stride + 3
+                for sides, stride, map_ in zip(before, self.strides, self.maps, strict=False)
+                for side, after in zip(sides, map_[:2], strict=True)
+            )
+        )
+
+    def match(self, features: Tensor, weights: Sequence[Tensor]) -> None:
+        """Raise if tensors do not have this shape: the library would read beyond them."""
+        _same(self.usable, True, "a decoder that it can compute:")
+        _same(tuple(features.shape[1:]), (*self.features, CHANNELS), "features")
+        shapes = [(CHANNELS, channels, 3, 3) for *_, channels in self.maps]
+        _same(_shapes(weights), shapes, "weights of shape")
+
+    def structure(self, batch: int) -> _Decoder:
+        each = ctypes.c_int32 * MOST_LAYERS
+        heights, widths, channels = zip(*self.maps, strict=True)
+        sizes = (batch, *self.features, len(self.strides), channels[-1])
+        return _Decoder(*sizes, each(*self.strides), each(*heights), each(*widths))
+
+
 class Library:
     """The C interface of encoder.cpp, with tensors instead of pointers."""
 
@@ -173,8 +230,10 @@ class Library:
             raise Unavailable(
                 f"{path.name} is from another version of kstep: reinstall the package"
             )
-        layers = ("encoder_forward", "encoder_backward", "layer_forward", "layer_backward")
-        passes = ("product", "adam", "average", "stacks")
+        layers: tuple[str, ...] = ("encoder_forward", "encoder_backward")
+        layers += ("layer_forward", "layer_backward")
+        layers += ("decoder_forward", "decoder_backward")
+        passes = ("product", "adam", "average", "stacks", "reconstruction", "uniform")
         for name in ("native_sources", "native_instructions", *layers, *passes):
             getattr(self._c, f"kstep_{name}").restype = ctypes.c_char_p
         beside = sources.digest(path.parent)
@@ -248,6 +307,76 @@ class Library:
             threads(),
         )
         return weight_gradients, bias_gradients
+
+    def decode(
+        self, shape: Decoding, features: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]
+    ) -> list[Tensor]:
+        """Return the maps (B, H, W, C) after each layer, from features before their ReLU."""
+        shape.match(features, weights)
+        _same(_shapes(biases), [(channels,) for *_, channels in shape.maps], "biases of shape")
+        maps = [_floats(len(features), *size) for size in shape.maps]
+        self._call(
+            "decoder_forward",
+            ctypes.byref(shape.structure(len(features))),
+            _pointer(features),
+            *map(_pointers, (weights, biases, maps)),
+            threads(),
+        )
+        return maps
+
+    def decode_backward(
+        self,
+        shape: Decoding,
+        gradient: Tensor,
+        features: Tensor,
+        weights: Sequence[Tensor],
+        maps: Sequence[Tensor],
+    ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        """Return the gradients of features, weights and biases, given that of the last map."""
+        shape.match(features, weights)
+        sizes = [(len(features), *size) for size in shape.maps]
+        _same(_shapes(maps), sizes[:-1], "maps of shape")
+        _same(tuple(gradient.shape), sizes[-1], "a gradient of shape")
+        weight_gradients = [torch.empty_like(weight) for weight in weights]
+        bias_gradients = [_floats(channels) for *_, channels in shape.maps]
+        features_gradient = torch.empty_like(features)
+        self._call(
+            "decoder_backward",
+            ctypes.byref(shape.structure(len(features))),
+            _pointer(gradient),
+            _pointer(features),
+            *map(_pointers, (weights, maps)),
+            _pointer(features_gradient),
+            *map(_pointers, (weight_gradients, bias_gradients)),
+            threads(),
+        )
+        return features_gradient, weight_gradients, bias_gradients
+
+    def reconstruction(self, prediction: Tensor, stacks: Tensor, noise: Tensor, bits: int) -> float:
+        """Return the mean squared error of pixels (B, H, W, S * C); noise becomes its gradient."""
+        batch, frames, rows, width, colours = stacks.shape
+        height = prediction.shape[1]
+        _same(height <= rows, True, "stacks at least as high as the prediction:")
+        for tensor in (prediction, noise):
+            _same(tuple(tensor.shape), (batch, height, width, frames * colours), "pixels of shape")
+        found = ctypes.c_double()
+        self._call(
+            "reconstruction",
+            ctypes.byref(_Pixels(batch, frames, rows, height, width, colours, bits)),
+            _pointer(prediction),
+            _pointer(stacks, torch.uint8),
+            _pointer(noise),
+            ctypes.byref(found),
+            threads(),
+        )
+        return found.value
+
+    def uniform(self, seed: int, *size: int) -> Tensor:
+        """Return what torch.rand draws from a generator with this seed, in a sixth of the time."""
+        out = _floats(*size)
+        seed32 = ctypes.c_uint32(seed & 0xFFFFFFFF)
+        self._call("uniform", seed32, ctypes.c_int64(out.numel()), _pointer(out))
+        return out
 
     def product(self, left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
         """Return left (n, p) x right (p, m), plus a bias (m); either may be a transposed matrix."""

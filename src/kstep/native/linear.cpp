@@ -2,7 +2,7 @@
 //
 //      out (rows, columns) = sum over p < inner of left (rows, p) x right (p, columns), + bias
 //
-// Chunks are blocks of columns. Where the sum is long and the columns are few, as behind the
+// Chunks are blocks of columns, of rows too where columns are few. Where the sum is long and the columns are few, as behind the
 // convolutions (39,200 terms for each of 50 columns), the terms are divided too: every part gives
 // sums of its own, and these are added in the order of the parts. Both follow from the shape alone,
 // and so does the order of every sum.
@@ -14,6 +14,8 @@ namespace {
 constexpr int64_t kPart = 1024;         // terms of a part
 constexpr int64_t kUndivided = 4096;    // so many terms are one part
 constexpr int64_t kNarrow = 64, kWide = 512;  // columns of a block: at least, at most
+constexpr int64_t kChunks = 32;         // so many chunks are enough
+constexpr int64_t kLeastRows = 240;     // of a chunk, where rows are divided
 constexpr int64_t kAlone = 1 << 20;     // multiplications that are not worth waking anybody for
 constexpr int64_t kMostSums = 1 << 26;  // floats of the parts' own sums
 
@@ -29,7 +31,11 @@ void product(const Kernels& k, Pool& pool, const Product& m, const float* left, 
   const int64_t block = std::min(kWide, std::max(kNarrow, m.columns / kNarrow / kNarrow * kNarrow));
   const int64_t blocks = (m.columns + block - 1) / block;
   const int64_t longest = std::min(m.inner, parts > 1 ? kPart : m.inner);
-  const int64_t tasks = parts * blocks;
+  // Rows are divided where there would be few chunks otherwise; a chunk's rows share its packing.
+  const int64_t most = std::max<int64_t>(1, kChunks / (parts * blocks));
+  const int64_t height = std::max(kLeastRows, (m.rows + most - 1) / most);
+  const int64_t heights = (m.rows + height - 1) / height;
+  const int64_t tasks = parts * blocks * heights;
   threads = m.rows * m.columns * m.inner < kAlone ? 1 : (int)std::min<int64_t>(threads, tasks);
   Parts memory_parts;
   const size_t packed = k.matrix_packed((int)longest, (int)std::min(block, m.columns));
@@ -39,15 +45,16 @@ void product(const Kernels& k, Pool& pool, const Product& m, const float* left, 
   float* base = memory().floats(memory_parts.total());
 
   pool.run((int)tasks, threads, [&](int task, int worker) {
-    const int64_t part = task / blocks, column = task % blocks * block;
+    const int64_t row = task % heights * height, rows = std::min(height, m.rows - row);
+    const int64_t part = task / heights / blocks, column = task / heights % blocks * block;
     const int64_t from = part * kPart, inner = std::min(longest, m.inner - from);
     const int64_t columns = std::min(block, m.columns - column);
     float* mine = base + scratch + (packed + 15) / 16 * 16 * worker;
-    float* to = (parts > 1 ? base + sums + each * part : out) + column;
+    float* to = (parts > 1 ? base + sums + each * part : out) + row * m.columns + column;
     k.matrix_pack(right + from * m.right_row + column * m.right_column, m.right_row, m.right_column,
                   (int)inner, (int)columns, mine);
-    k.matrix_multiply(left + from * m.left_step, m.left_row, m.left_step, (int)m.rows, mine,
-                      (int)inner, (int)columns, parts == 1 && bias ? bias + column : nullptr, to,
+    k.matrix_multiply(left + row * m.left_row + from * m.left_step, m.left_row, m.left_step,
+                      (int)rows, mine, (int)inner, (int)columns, parts == 1 && bias ? bias + column : nullptr, to,
                       m.columns);
   });
   if (parts == 1) return;

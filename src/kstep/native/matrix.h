@@ -120,6 +120,66 @@ static void matrix_multiply(const float* left, ptrdiff_t row, ptrdiff_t step, in
 
 static size_t matrix_packed(int inner, int columns) { return (size_t)inner * up(columns, kColumns); }
 
+// ---- transposed convolutions
+
+static void spread_forward(const float* input, const float* packed, const float* bias,
+                           float* output, int count, Spread s, bool relu, float* scratch) {
+  const int taps = 9 * s.channels, run = 3 * s.channels, step = s.stride * s.channels;
+  const size_t line = (size_t)s.out_width * s.channels, image = s.out_height * line;
+  for (int n = 0; n < count; n++, output += image) {
+    for (size_t i = 0; i < line; i += s.channels)
+      __builtin_memcpy(output + i, bias, s.channels * sizeof(float));
+    for (int r = 1; r < s.out_height; r++)
+      __builtin_memcpy(output + r * line, output, line * sizeof(float));
+    for (int r = 0; r < s.height; r++, input += (size_t)s.width * C) {
+      matrix_multiply(input, C, 1, s.width, packed, C, taps, nullptr, scratch, taps);
+      for (int k = 0; k < 3; k++) {
+        float* to = output + (r * s.stride + k) * line;
+        const float* from = scratch + k * run;
+        for (int p = 0; p < s.width; p++, to += step, from += taps)
+          for (int i = 0; i < run; i++) to[i] += from[i];
+      }
+    }
+    if (relu)
+      for (size_t i = 0; i < image; i++) output[i] = output[i] <= 0 ? 0 : output[i];
+  }
+}
+
+static void spread_pack_back(const float* weight, float* packed, Spread s) {
+  const int taps = 9 * s.channels;
+  for (int o = 0; o < C; o++)
+    for (int t = 0; t < taps; t++) packed[packed_at(taps, t, o)] = weight[(size_t)o * taps + t];
+}
+
+static void spread_backward(const float* gradient, const float* output, const float* input,
+                            const float* packed_back, float* input_gradient, float* weight_sum,
+                            float* bias_sum, int count, Spread s, float* scratch) {
+  const int run = 3 * s.channels, step = s.stride * s.channels;
+  const size_t line = (size_t)s.out_width * s.channels, image = s.out_height * line;
+  float *columns = scratch, *masked = scratch + line;
+  Rows rows{{}, 3, run, step};
+  for (int n = 0; n < count; n++, gradient += image) {
+    const float* g = gradient;
+    if (output) {
+      for (size_t i = 0; i < image; i++) masked[i] = output[i] <= 0 ? 0 : gradient[i];
+      output += image;
+      g = masked;
+    }
+    __builtin_memset(columns, 0, line * sizeof(float));
+    for (int r = 0; r < s.out_height; r++)
+      for (size_t i = 0; i < line; i++) columns[i] += g[r * line + i];
+    for (size_t i = 0; i < line; i += s.channels)
+      for (int c = 0; c < s.channels; c++) bias_sum[c] += columns[i + c];
+    for (int r = 0; r < s.height; r++, input += (size_t)s.width * C) {
+      for (int k = 0; k < 3; k++) rows.row[k] = g + (r * s.stride + k) * line;
+      for (int k = 0; k < 3; k++)
+        outer_rows(rows.row[k], step, input, s.width, run, weight_sum + (size_t)k * run * C);
+      direct_row(rows, s.width, packed_back, kNoBias, kNoFloor, input_gradient, C);
+      input_gradient += (size_t)s.width * C;
+    }
+  }
+}
+
 // ---- passes over parameters: element by element, so nothing is summed
 
 struct Coefficients {
@@ -188,6 +248,7 @@ constexpr Kernels table(const char* name) {
           stack_pack, stack_forward, stack_backward, stack_unpack,
           scratch_size,
           matrix_packed, matrix_pack, matrix_multiply,
+          spread_forward, spread_pack_back, spread_backward,
           adam_step, average_step};
 }
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from kstep import native
 from kstep.native import Backend
 from kstep.nets.base import EncoderConfig
+from kstep.nets.decoder import Decoder
 from kstep.nets.encoder import PixelEncoder, PixelEncoderConfig
 
 
@@ -40,14 +41,35 @@ class NativeLinear(nn.Linear):
         return native.linear(x, self.weight, self.bias)
 
 
+class NativeDecoder(Decoder):
+    """Transposed convolutions by the kernels of `kstep.native`, where the very call allows it."""
+
+    def pixels(self, features: Tensor) -> Tensor:
+        layers = cast(Sequence[nn.ConvTranspose2d], self.convolutions)
+        weights = [layer.weight for layer in layers]
+        biases = [cast(Tensor, layer.bias) for layer in layers]
+        strides = tuple(layer.stride[0] for layer in layers)
+        shape = native.Decoding(self.feature_shape[:2], strides, self.map_shapes)
+        if not native.decodes(shape, features, [*weights, *biases]):
+            return super().pixels(features)
+        return native.decode(shape, features.view(-1, *self.feature_shape), weights, biases)
+
+
+NATIVE: dict[type[nn.Module], type[nn.Module]] = {
+    nn.Linear: NativeLinear,
+    Decoder: NativeDecoder,
+}
+"""What `make_native` makes of a part of an agent; whoever defines a part may add to it."""
+
+
 def make_native(network: nn.Module) -> None:
     """Let our kernels compute whatever of a network is not the encoder's convolutions.
 
-    The same weights under the same names: only the class of a layer changes.
+    The same weights under the same names: only the class of a part changes.
     """
     for layer in network.modules():
-        if type(layer) is nn.Linear:
-            layer.__class__ = NativeLinear
+        if type(layer) in NATIVE:
+            layer.__class__ = NATIVE[type(layer)]
 
 
 class CompiledEncoder(PixelEncoder):

@@ -37,6 +37,8 @@ class Decoder(nn.Module):
         self.feature_shape = map_shapes[-1]
         self.linear = nn.Linear(latent_dim, math.prod(self.feature_shape))
         maps = ((height, width, stack * colours), *map_shapes)
+        self.map_shapes = maps[-2::-1]
+        """(H, W, C) after each transposed convolution."""
         self.convolutions = nn.ModuleList(
             _reverse(before, after) for after, before in pairwise(reversed(maps))
         )
@@ -44,7 +46,11 @@ class Decoder(nn.Module):
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, latent: Tensor) -> Tensor:
-        x = torch.relu_(self.linear(latent))
+        return self.pixels(self.linear(latent))
+
+    def pixels(self, features: Tensor) -> Tensor:
+        """Features (B, F) before their ReLU to pixels."""
+        x = torch.relu_(features)
         x = x.view(-1, *self.feature_shape).permute(0, 3, 1, 2)
         last = len(self.convolutions) - 1
         for i, convolution in enumerate(self.convolutions):
