@@ -102,7 +102,7 @@ def _is_inside(places: Tensor, size: int) -> Tensor:
 
 def _inside(places: Tensor, size: int, padding: Padding) -> Tensor:
     """Return which row or column of 0 .. size - 1 continues a frame at these places."""
-    if padding == "mirror":  # the border pixel twice, and so on to and fro
+    if padding == "mirror":  # the border pixel twice, then back, and so on
         places = places % (2 * size)
         return torch.minimum(places, 2 * size - 1 - places)
     return places.clamp(0, size - 1)
