@@ -87,6 +87,11 @@ def test_a_line_ends_where_its_set_of_seeds_changes(tmp_path: Path) -> None:
     assert rest.n == (2,)
     assert "seed 1, 2" in rest.name
     assert figure.usual_n == 3
+    (iqm, *_) = section(gather.gather([tmp_path]), "aggregates").figures
+    assert [(line.x["env_steps"], line.n, line.kind) for line in iqm.lines] == [
+        ((0, 50_000), (3, 3), "mean"),
+        ((100_000,), (2,), "fewer"),
+    ]
     assert [line.y for line in lines(figure, "run")] == [(10, 20, 30), (10, 20, 32), (100, 200)]
 
 
