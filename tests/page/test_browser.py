@@ -204,6 +204,10 @@ def test_figures_and_tables_are_downloaded(opened: Opened) -> None:
     own = [row for row in rows if row["line"] == first.name]
     assert [float(row["value"]) for row in own] == pytest.approx(first.y, rel=1e-5)
     assert [int(row["n"]) for row in own] == list(first.n)
+    opened.figure("pca")
+    tools = opened.page.locator('figure[data-name="pca"] .tools').last
+    assert opened.saved(tools.get_by_role("button", name="PNG")).startswith(b"\x89PNG")
+    assert b"<image" in opened.saved(tools.get_by_role("button", name="SVG"))
     grid = section(opened.data, "returns").tables[0]
     tools = opened.page.locator(f'.table[data-name="{grid.name}"] .tools')
     assert opened.saved(tools.get_by_role("button", name="LaTeX")).decode() == grid.latex()

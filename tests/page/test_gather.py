@@ -87,6 +87,11 @@ def test_a_line_ends_where_its_set_of_seeds_changes(tmp_path: Path) -> None:
     assert rest.n == (2,)
     assert "seed 1, 2" in rest.name
     assert figure.usual_n == 3
+    (iqm, *_) = section(gather.gather([tmp_path]), "aggregates").figures
+    assert [(line.x["env_steps"], line.n, line.kind) for line in iqm.lines] == [
+        ((0, 50_000), (3, 3), "mean"),
+        ((100_000,), (2,), "fewer"),
+    ]
     assert [line.y for line in lines(figure, "run")] == [(10, 20, 30), (10, 20, 32), (100, 200)]
 
 
@@ -220,6 +225,22 @@ def test_a_collapsed_representation_is_an_alarm(tmp_path: Path) -> None:
     assert [len(line.y) for line in spread.lines] == [records.SAMPLED] * 2
     x = spread.lines[0].x["env_steps"]
     assert (x[0], x[-1]) == (0, 9990)  # from the first to the last
+
+
+def test_a_diverging_q_is_an_alarm_where_the_rewards_are_bounded(tmp_path: Path) -> None:
+    """On a task of the suite: 1 per env step, two of them per decision, for a hundred decisions."""
+
+    def logged(task: str, seed: int, q: float) -> None:
+        rows = [{"env_steps": 10 * i, "critic/q": q} for i in range(20)]
+        run = made(tmp_path, "ksl", task, seed, [1.0])
+        run.metrics_file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    logged("walker_walk", 1, 599.0)
+    logged("walker_walk", 2, 601.0)
+    logged("walker_walk", 3, -601.0)
+    logged("toy_reach", 1, 1e9)
+    data = gather.gather([tmp_path])
+    assert data.alarms == ("Q diverges: ksl on walker_walk, seeds 2, 3.",)
 
 
 def test_nothing_to_show_is_one_sentence(tmp_path: Path) -> None:

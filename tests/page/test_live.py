@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.datastructures import Headers
 
 from kstep.cli import main
 from kstep.report.live import guard, newest, server
 from kstep.report.page import gather, records
 from kstep.report.page.data import plain
 from kstep.run import on_demand
+from kstep.run.folder import RunFolder
 from kstep.types import KstepError
 from tests.make import HANGING
 from tests.page.test_gather import made, section
@@ -294,7 +296,12 @@ def test_only_what_has_changed_is_read_and_sent(
     made(tmp_path, "ksl", "cheetah_run", 1, [1.0, 2.0, 3.0])
     read: list[Path] = []
     original = records.of_folder
-    monkeypatch.setattr(records, "of_folder", lambda path: (read.append(path), original(path))[1])
+
+    def noted(path: Path) -> records.Record:
+        read.append(path)
+        return original(path)
+
+    monkeypatch.setattr(records, "of_folder", noted)
     found = newest.Newest([tmp_path])
     assert len(read) == 2
     news = json.loads(found.news("") or "")
@@ -382,12 +389,15 @@ def test_the_same_run_is_not_interrupted_twice(
     """A second Ctrl-C would end it without a checkpoint."""
     run = made(tmp_path, "ksl", "walker_walk", 1, [1.0, 2.0])
     sent: list[Path] = []
+
+    def noted(run: RunFolder) -> int:
+        sent.append(run.folder)
+        return os.getpid()
+
     with run.locked():
         found = newest.Newest([tmp_path])
         (name,) = found.state.running
-        monkeypatch.setattr(
-            on_demand, "interrupt", lambda run: (sent.append(run.folder), os.getpid())[1]
-        )
+        monkeypatch.setattr(on_demand, "interrupt", noted)
         for _ in range(3):
             assert found.stop(name).startswith(f"Process {os.getpid()} was asked to stop")
         found.refresh()
@@ -421,7 +431,7 @@ def test_films_in_a_linked_folder_are_nobodys(tmp_path: Path) -> None:
 
 
 def test_tokens_are_compared_whatever_they_hold() -> None:
-    headers = guard.Headers({"host": "localhost"})
+    headers = Headers({"host": "localhost"})
     assert guard.refusal("GET", "/tökén/", headers, "token") is not None
     assert guard.refusal("GET", "", headers, "token") is not None
     assert guard.refusal("GET", "/token/", headers, "token") is None

@@ -205,7 +205,7 @@ def test_every_question_by_one_command(
         change = changes["ksl-debug", "translation"]
         assert (change["task"], change["every"], change["paper"]) == ("toy_reach", "60", "nan")
     if question == "reward-pca":
-        found = analyses.section([tmp_path], pytest.fail)
+        found = analyses.section([tmp_path], pytest.fail, analyses.read_table)
         assert len(found.clouds) == 6
         assert len(found.clouds[0].points) == int(rows[0]["states"])
     if question == "saliency":

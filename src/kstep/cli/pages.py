@@ -54,12 +54,12 @@ class Watch:
     """
 
     sources: Sources = (Path("runs"),)
-    """As for kstep report. Runs that begin later appear."""
+    """Folders and tables, as for kstep report; runs that begin later appear on the page."""
     port: Port = 8475
-    """Of this machine, where the page is served; 0: any that is free."""
+    """The port of this machine at which the page is served; 0: any that is free."""
     title: str = ""
     at: Marks = ()
-    """As for kstep report."""
+    """Tabulate returns at these env steps, once they are reached; none: as kstep report does."""
 
     def __call__(self) -> None:
         from kstep.report.live import newest, server

@@ -193,8 +193,13 @@ def improved(cells: Sequence[Row]) -> Grid:
 def matrix(found: Scores, label: str) -> Array:
     """Return (runs, tasks) of normalized scores: the seeds that every task of the label has."""
     rows = [row[label] for row in found.values() if label in row]
-    seeds = sorted(set.intersection(*(set(row) for row in rows)))
-    return np.array([[row[seed] for row in rows] for seed in seeds])
+    return np.array([[row[seed] for row in rows] for seed in shared_seeds(found, label)])
+
+
+def shared_seeds(found: Scores, label: str) -> tuple[int, ...]:
+    """Return the seeds that every task of the label has."""
+    rows = [row[label] for row in found.values() if label in row]
+    return tuple(sorted(set.intersection(*(set(row) for row in rows))))
 
 
 def complete(found: Scores) -> list[str]:
@@ -250,13 +255,27 @@ def efficiency(
     **draws: int,
 ) -> dict[str, dict[int, Interval]]:
     """Return the IQM over tasks at every mark, per label that has all the tasks there."""
-    curves: dict[str, dict[int, Interval]] = {}
+    return {
+        label: {
+            mark: statistics.bootstrap(values, statistics.iqm, **draws)
+            for mark, (_, values) in along.items()
+        }
+        for label, along in whole(rows, marks, tasks, scale).items()
+    }
+
+
+def whole(
+    rows: Sequence[Row], marks: Sequence[int], tasks: set[str], scale: Mapping[str, Scale]
+) -> dict[str, dict[int, tuple[tuple[int, ...], Array]]]:
+    """Return, per label and mark at which it has all the tasks, the seeds that all of them have and
+    their (runs, tasks) of normalized scores."""
+    curves: dict[str, dict[int, tuple[tuple[int, ...], Array]]] = {}
     for mark in marks:
         found = at(rows, mark, scale)
         if set(found) == tasks:
             for label in complete(found):
-                iqm = statistics.bootstrap(matrix(found, label), statistics.iqm, **draws)
-                curves.setdefault(label, {})[mark] = iqm
+                cell = shared_seeds(found, label), matrix(found, label)
+                curves.setdefault(label, {})[mark] = cell
     return curves
 
 

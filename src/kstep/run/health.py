@@ -107,10 +107,8 @@ class Health:
 
     def _largest_return(self, values: dict[str, float]) -> float:
         """Bound |Q| by the largest reward for ever after, entropy's share included."""
-        bonus = 10 * abs(values.get("reward/bonus", 0.0))  # its mean is known, not its largest
-        entropy = values.get("temperature/value", 0.0) * abs(values.get("actor/entropy", 0.0))
-        largest = max(1.0, self.replay.largest_reward(), bonus) + entropy
-        return largest * self.agent.method.core.largest_horizon
+        horizon = self.agent.method.core.largest_horizon
+        return largest_return(values, self.replay.largest_reward(), horizon)
 
     def _watch_entropy(self, values: dict[str, float]) -> None:
         entropy, target = values.get("actor/entropy"), self.agent.core.target_entropy
@@ -127,6 +125,13 @@ class Health:
         self._streaks[about] = self._streaks.get(about, 0) + 1 if wrong else 0
         if self._streaks[about] == PATIENCE:
             self._say(f"  warning at update {self.agent.updates:,}: {text}")
+
+
+def largest_return(values: Mapping[str, float], largest_reward: float, horizon: float) -> float:
+    """Return a bound of |Q| at a logged update, from a bound of the rewards so far."""
+    bonus = 10 * abs(values.get("reward/bonus", 0.0))  # its mean is known, not its largest
+    entropy = values.get("temperature/value", 0.0) * abs(values.get("actor/entropy", 0.0))
+    return (max(1.0, largest_reward, bonus) + entropy) * horizon
 
 
 def is_flat(found: Mapping[str, float]) -> bool:

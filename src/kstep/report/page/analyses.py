@@ -117,7 +117,8 @@ def _over_training(
             file = "-".join(map(str, (name, task, *kind)))
             about = ", ".join(map(str, (title, *kind)))
             axes = {"env_steps": "env steps"}
-            yield Figure(file, about, axes, axis, tuple(lines), group=str(task))
+            usual, note = curves.numbers(lines)
+            yield Figure(file, about, axes, axis, tuple(lines), note, usual, group=str(task))
 
 
 def _horizons(rows: Sequence[Row]) -> Iterator[Figure]:

@@ -26,6 +26,9 @@ AXES = {
     "updates": "updates",
     "hours": "hours",
 }
+DOTTED = (
+    " Vertical dots: where a method that explores first begins to learn from the task's reward."
+)
 DRAWS = {"seed": 0, "repetitions": 1_000}
 """Of the bootstrap of a curve's mean."""
 
@@ -55,25 +58,27 @@ def _figure(task: str, records: Sequence[Record]) -> Figure:
         axis for line in lines for axis, at in line.x.items() if any(v is not None for v in at)
     }
     rules = {(r.label, float(r.identity["exploration"])) for r in records}
-    numbers = [n for line in lines if line.kind in ("mean", "fewer") for n in line.n]
-    usual = max(set(numbers), key=numbers.count)
+    usual, note = numbers(lines)
     return Figure(
         f"curve-{task}",
         task,
         {axis: title for axis, title in AXES.items() if axis in known},
         "return",
         tuple(lines),
-        _note(usual, numbers),
+        note + DOTTED * any(rule[1] for rule in rules),
         usual,
         tuple(sorted(rule for rule in rules if rule[1])),
     )
 
 
-def _note(usual: int, numbers: Sequence[int]) -> str:
+def numbers(lines: Sequence[Line]) -> tuple[int, str]:
+    """Return the number of seeds that most lines have, and a sentence about the points' n."""
+    found = [line.n[0] for line in lines if line.kind in ("mean", "fewer")]
+    usual = max(sorted(set(found), reverse=True), key=found.count)
     seeds = f"n = {usual} seed{'s' if usual > 1 else ''}"
-    if set(numbers) == {usual}:
-        return f"Every point has {seeds}."
-    return (
+    if set(found) == {usual}:
+        return usual, f"Every point has {seeds}."
+    return usual, (
         f"Points have {seeds} unless another n stands at the end of their line. A line ends where "
         "its set of seeds changes; thinner lines have fewer seeds."
     )

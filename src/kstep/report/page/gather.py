@@ -122,9 +122,11 @@ def gather(
 
 
 def _alarms(runs: Sequence[Record]) -> list[str]:
+    """Return sentences about runs whose learning has gone wrong."""
     return [
-        f"The representation has collapsed: {named}."
-        for named in _grouped([run for run in runs if run.collapsed])
+        f"{alarm}: {named}."
+        for alarm in dict.fromkeys(alarm for run in runs for alarm in run.alarms)
+        for named in _grouped([run for run in runs if alarm in run.alarms])
     ]
 
 

@@ -219,11 +219,18 @@ function clouds(section) {
   return make("div", { class: "figures" }, box);
 }
 
+// A row per run: its films from the first checkpoint to the last, side by side.
 function films(section) {
-  const box = make("div", { class: "films" }, ...section.films.map(film => make("figure", {},
-    film.moving_picture ? make("img", { src: film.address, alt: film.name, loading: "lazy" })
-      : make("video", { src: film.address, controls: true, muted: true, loop: true, playsinline: true, preload: "metadata" }),
-    make("figcaption", {}, make("strong", {}, film.label), ` on ${film.task}, seed ${film.seed}`, make("br"), film.name))));
+  const runs = new Map();
+  for (const film of section.films) {
+    const name = `${film.label} on ${film.task}, seed ${film.seed || 0}`;
+    runs.set(name, [...(runs.get(name) || []), film]);
+  }
+  const rows = [...runs].flatMap(([name, own]) => [make("h3", {}, name), make("div", { class: "films" }, ...own.map(film => make("figure", {},
+    film.moving_picture ? make("img", { src: film.address, alt: `${name}: ${film.name}`, loading: "lazy" })
+      : make("video", { src: film.address, "aria-label": `${name}: ${film.name}`, controls: true, muted: true, loop: true, playsinline: true, preload: "metadata" }),
+    make("figcaption", {}, film.name))))]);
+  const box = make("div", {}, ...rows);
   const all = make("button", { type: "button", onclick: () => {
     const videos = [...box.querySelectorAll("video")], start = videos.some(video => video.paused);
     for (const video of videos) { if (start) { video.currentTime = 0; video.play().catch(() => {}); } else video.pause(); }

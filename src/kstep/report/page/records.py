@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -14,6 +14,7 @@ import polars as pl
 from kstep import reading
 from kstep.analysis.tables import Row
 from kstep.config import Experiment, resolve, setting
+from kstep.envs.tasks import OF_SUITE, parse
 from kstep.report import scores
 from kstep.report.comparisons import by_method
 from kstep.run import clock, health, system
@@ -63,8 +64,8 @@ class Record:
     folder: Path | None = None
     history: tuple[Mapping[str, float], ...] = ()
     """Some of its logged updates, with `env_steps`."""
-    collapsed: bool = False
-    """Whether its newest logged updates are those of a collapsed representation."""
+    alarms: tuple[str, ...] = ()
+    """What is wrong with its newest logged updates."""
     films: tuple[tuple[int, Path], ...] = ()
     """env_steps and file."""
     seconds_left: float | None = None
@@ -110,7 +111,6 @@ def of_folder(folder: Path) -> Record:
     status = status_of(run, experiment.env_steps)
     speed = rate(run, status) if status.state == "running" else None
     lines = _updates(run)
-    newest = [row for row in _parsed(lines[-health.PATIENCE :]) if row.keys() >= health.SPREADS]
     try:
         machines = system.history(run.system_file)
     except KstepError:  # nothing but this depends on it
@@ -129,7 +129,7 @@ def of_folder(folder: Path) -> Record:
         machine=_joined(machine.processor for machine in machines),
         folder=folder,
         history=tuple(_parsed(_spaced(lines))),
-        collapsed=len(newest) == health.PATIENCE and all(map(health.is_flat, newest)),
+        alarms=tuple(_alarms(experiment, _parsed(lines[-health.PATIENCE :]))),
         films=tuple(_films(folder)),
         seconds_left=(experiment.env_steps - status.env_steps) / speed if speed else None,
     )
@@ -159,7 +159,7 @@ def _spaced(lines: list[bytes]) -> list[bytes]:
 
 def _parsed(lines: Iterable[bytes]) -> list[dict[str, float]]:
     """Return the numbers of logged updates that are shown or judged; damaged lines are left out."""
-    wanted = {"env_steps", *WATCHED, *health.SPREADS}
+    wanted = {"env_steps", "reward/bonus", "temperature/value", *WATCHED, *health.SPREADS}
     found = []
     for line in lines:
         try:
@@ -171,6 +171,24 @@ def _parsed(lines: Iterable[bytes]) -> list[dict[str, float]]:
             if all(isinstance(value, int | float) for value in kept.values()):
                 found.append(kept)
     return found
+
+
+def _alarms(experiment: Experiment, newest: Sequence[Mapping[str, float]]) -> Iterator[str]:
+    """Yield what the training watchdog would report at the newest logged updates, by its rules."""
+    if len(newest) < health.PATIENCE:
+        return
+    if all(row.keys() >= health.SPREADS and health.is_flat(row) for row in newest):
+        yield "The representation has collapsed"
+    # The folder does not hold the rewards; those of the suite are at most 1 per env step.
+    if experiment.env.task in OF_SUITE:
+        repeat = experiment.env.action_repeat or parse(experiment.env.task).action_repeat
+        horizon = experiment.method.core.largest_horizon
+        if all(
+            abs(row.get("critic/q", 0.0))
+            > health.RUNAWAY * health.largest_return(row, repeat, horizon)
+            for row in newest
+        ):
+            yield "Q diverges"
 
 
 def _films(folder: Path) -> list[tuple[int, Path]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from kstep.report import compare, human, paper, scores, statistics
 from kstep.report import scales as scaling
 from kstep.report.comparisons import COMPARISONS, cell
 from kstep.report.grid import Cell, Grid
+from kstep.report.page import curves
 from kstep.report.page.data import Figure, Line, Section
 from kstep.types import KstepError
 
@@ -58,10 +60,11 @@ def sections(rows: Sequence[Row], at: Sequence[int]) -> list[Section]:
         if text := compare.incomplete(found):
             remarks.append(f"{mark:,} env steps: {text}.")
     if text := scaling.remark(scale):
-        remarks.append(f"Returns are {text}; all others are divided by 1,000.")
+        others = any(own.known for own in scale.values())
+        remarks.append(f"Returns are {text}{'; all others are divided by 1,000' * others}.")
     together = {str(row["task"]) for here in chosen.values() for row in here}
     steps = sorted({int(row["env_steps"]) for row in rows})
-    along = compare.efficiency(rows, steps, together, scale, **DRAWS)
+    along = compare.whole(rows, steps, together, scale)
     if along:
         drawn.insert(0, _efficiency(along))
     return [
@@ -196,26 +199,42 @@ def _profiles(found: compare.Scores, mark: int) -> Figure:
             for threshold in THRESHOLDS
         ]
         lines.append(_of_intervals(label, "score", THRESHOLDS, shares))
+    usual, note = curves.numbers(lines)
     return Figure(
         f"profile-{mark}",
         f"Performance profiles at {mark:,} env steps",
         {"score": "normalized score"},
         "share of runs above it",
         tuple(lines),
+        note,
+        usual,
         y_range=(-0.02, 1.02),
     )
 
 
-def _efficiency(along: Mapping[str, Mapping[int, statistics.Interval]]) -> Figure:
+def _efficiency(
+    along: Mapping[str, Mapping[int, tuple[tuple[int, ...], statistics.Array]]],
+) -> Figure:
+    """Return the IQM along training: as of a learning curve, a line has one set of seeds."""
+    lines = []
+    for label, curve in along.items():
+        most = max(len(seeds) for seeds, _ in curve.values())
+        for seeds, stretch in groupby(curve.items(), key=lambda cell: cell[1][0]):
+            found = {
+                mark: statistics.bootstrap(values, statistics.iqm, **DRAWS)
+                for mark, (_, values) in stretch
+            }
+            line = _of_intervals(label, "env_steps", [*found], [*found.values()])
+            lines.append(line if len(seeds) == most else replace(line, kind="fewer"))
+    usual, note = curves.numbers(lines)
     return Figure(
         "iqm",
         "Interquartile mean along training",
         {"env_steps": "env steps"},
         "IQM of normalized scores",
-        tuple(
-            _of_intervals(label, "env_steps", [*curve], [*curve.values()])
-            for label, curve in along.items()
-        ),
+        tuple(lines),
+        note,
+        usual,
     )
 
 
