@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Write requirements.lock: exact versions, with the hashes of their files, of everything that
-# pyproject.toml asks for, the extras that tests import (tb, sb3, torchrl) and the tools for
+# pyproject.toml asks for, the extras that tests import (tb, onnx, sb3, torchrl) and the tools for
 # development included. Versions that are locked already stay; arguments go to pip-compile:
 # --upgrade, --upgrade-package rich.
 #
@@ -21,7 +21,7 @@ project = asked["project"]
 print(
     *asked["build-system"]["requires"],
     *project["dependencies"],
-    *(text for name in ("tb", "sb3", "torchrl") for text in project["optional-dependencies"][name]),
+    *(text for name in ("tb", "onnx", "sb3", "torchrl") for text in project["optional-dependencies"][name]),
     *asked["dependency-groups"]["dev"],
     sep="\n",
 )
