@@ -6,9 +6,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kstep.api import check_env as check_env
     from kstep.api import evaluate as evaluate
     from kstep.api import train as train
+    from kstep.envs.own import register_env as register_env
     from kstep.errors import KstepError as KstepError
+    from kstep.interop.export import export as export
     from kstep.interop.ksl import KSL as KSL
     from kstep.methods.base import Method as Method
     from kstep.registry import register_auxiliary as register_auxiliary
@@ -34,10 +37,13 @@ _HOMES = {
     "Policy": "kstep.run.policy",
     "Progress": "kstep.run.callbacks",
     "Run": "kstep.run.folder",
+    "check_env": "kstep.api",
     "evaluate": "kstep.api",
+    "export": "kstep.interop.export",
     "load": "kstep.run.policy",
     "register_auxiliary": "kstep.registry",
     "register_encoder": "kstep.registry",
+    "register_env": "kstep.envs.own",
     "register_method": "kstep.registry",
     "train": "kstep.api",
 }

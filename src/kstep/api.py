@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kstep import names
+from kstep.envs import own
 from kstep.errors import KstepError, Stopped
 from kstep.run.callbacks import Callback, OnProgress, Progress
 from kstep.run.evaluate import Evaluation, evaluation_seeds
@@ -24,18 +25,20 @@ from kstep.run.folder import Run
 from kstep.run.load import opened
 from kstep.run.runtime import RunRequest, Runtime
 from kstep.run.start import start
-from kstep.terminal import Terminal
+from kstep.terminal import Terminal, terminal
 from kstep.values import decode, near
 
 
 def train(
     method: str,
-    task: str,
+    task: str | None = None,
     *,
+    env: Any = None,
     preset: str = "paper",
     seed: int = 1,
     env_steps: int | None = None,
     settings: Mapping[str, object] | None = None,
+    imports: Sequence[str] = (),
     runs: str | Path = "runs",
     folder: str | Path | None = None,
     on_progress: Callable[[Progress], object] | None = None,
@@ -44,23 +47,26 @@ def train(
 ) -> Run:
     """Train an agent, as `kstep train` does, and return its run; the same call resumes it.
 
+    `env` instead of a task: a Gymnasium environment, its class, or a function that makes one.
     `settings` changes any setting by its key, as `--set` does: `{"method.auxiliary.k": 5}`.
     `runtime` are the other flags of `kstep train`: `device`, `threads`, `checkpoint_minutes`, ...
     With `on_progress` nothing is printed: it is called instead, and lines go to the logger `kstep`.
     Ctrl-C writes a checkpoint and raises KeyboardInterrupt.
     """
     names.check_method(method)
+    own.bring(imports)
     request = decode(
         RunRequest,
         {
             "method": method,
-            "task": task,
+            "task": task_of(task, env),
             "preset": preset,
             "seed": seed,
             "env_steps": env_steps,
             "set": [f"{key}={_text(key, value)}" for key, value in (settings or {}).items()],
             "runs": runs,
             "folder": folder,
+            "imports": list(imports),
         },
     )
     known = [field.name for field in fields(Runtime)]
@@ -92,6 +98,49 @@ def evaluate(
         raise KstepError(f"episodes must be at least 1, not {episodes}")
     with opened(folder_of(run), device, lanes=episodes) as (agent, lanes, _):
         return run_episodes(agent, lanes, evaluation_seeds(seed, -1, episodes))
+
+
+def check_env(
+    task: str | None = None,
+    *,
+    env: Any = None,
+    method: str = "ksl",
+    preset: str = "paper",
+    seed: int = 1,
+    settings: Mapping[str, object] | None = None,
+    output: str | Path = "check-env.png",
+    env_timeout: float = 60.0,
+    decisions: int = 500,
+) -> bool:
+    """Check an environment, as `kstep check-env` does: print what to fix; return whether it passed.
+
+    `env` instead of a task: a Gymnasium environment, its class, or a function that makes one.
+    """
+    from kstep.bench import check_env as checking
+
+    names.check_method(method)
+    return checking.show(
+        terminal(),
+        task=task_of(task, env),
+        method=method,
+        preset=preset,
+        set=[f"{key}={_text(key, value)}" for key, value in (settings or {}).items()],
+        seed=seed,
+        output=Path(output),
+        env_timeout=env_timeout,
+        decisions=decisions,
+    )
+
+
+def task_of(task: str | None, env: Any) -> str:
+    """Return the task of a name, or of an environment that is given as it is."""
+    if (task is None) == (env is None):
+        raise KstepError("needed is either a task, by its name, or env=, an environment")
+    if task is None:
+        return own.from_object(env)
+    if not isinstance(task, str):
+        raise KstepError(f"a task is a name, not {task!r}; an environment itself is given as env=")
+    return task
 
 
 def folder_of(run: Run | str | Path) -> Path:

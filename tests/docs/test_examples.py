@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
+import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
 import kstep
+from kstep.envs import tasks
+from kstep.methods import METHODS
+from tests.runs import experiment, go
 
 FOLDER = Path(__file__).parents[2] / "examples"
 
@@ -81,3 +89,91 @@ def test_stable_baselines3_with_dqn_runs() -> None:
 def test_torchrl_runs() -> None:
     pytest.importorskip("torchrl")
     assert -12 < example("torchrl_dqn").main(decisions=120) < 12
+
+
+@pytest.fixture
+def _registry() -> Iterator[None]:
+    """Leave no environment behind."""
+    before = set(gymnasium.registry)
+    yield
+    for name in set(gymnasium.registry) - before:
+        del gymnasium.registry[name]
+        tasks.OWN.discard(name)
+
+
+@pytest.mark.usefixtures("_registry")
+def test_own_images_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert -100 < example("own_image").main(env_steps=80, runs=tmp_path) <= 50
+    said = capsys.readouterr().out
+    assert "sees: observation, 48x64 -> 48x64" in said or "sees: observation, 48x64" in said
+    assert "passed" in said
+    assert (tmp_path / "lamp.png").exists()
+
+
+@pytest.mark.usefixtures("_registry")
+def test_own_dictionaries_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert -40 < example("own_dictionary").main(env_steps=80, runs=tmp_path) <= 40
+    said = capsys.readouterr().out
+    assert 'observation["front"] (channels first, floats from 0 to 1) and observation' in said
+    assert "beside it joints: 2 numbers" in said
+
+
+@pytest.mark.usefixtures("_registry")
+def test_own_discrete_actions_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    maze = example("own_discrete")
+    with pytest.raises(kstep.KstepError, match="'ksl' cannot choose discrete actions"):
+        maze.main(env_steps=80, runs=tmp_path, method="ksl")
+    if "ksl_dqn" not in METHODS:
+        pytest.skip("no registered method has discrete actions")
+    assert 0 <= maze.main(env_steps=80, runs=tmp_path) <= 1
+
+
+WITHOUT = """
+import sys
+for name in {blocked}:
+    sys.modules[name] = None
+sys.argv[1:] = [{argument!r}]
+import runpy
+runpy.run_path({script!r}, run_name="__main__")
+print("imported:", [name for name in {blocked} if sys.modules.get(name)])
+"""
+
+
+def without(blocked: tuple[str, ...], script: str, argument: Path) -> list[str]:
+    """What an example prints in a process that cannot import these packages."""
+    path = str(FOLDER / script)
+    code = WITHOUT.format(blocked=blocked, argument=str(argument), script=path)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    *printed, imported = done.stdout.splitlines()
+    assert imported == "imported: []"
+    return printed
+
+
+SIMULATORS = ("mujoco", "dm_control", "gymnasium", "dm_env", "OpenGL")
+
+
+def test_acting_needs_no_simulator(tmp_path: Path) -> None:
+    run = go(tmp_path / "run", experiment("ksl", 40))
+    printed = without(SIMULATORS, "act_without_simulator.py", run.folder)
+    here = example("act_without_simulator").main(run.folder)
+    assert printed == [str(action) for action in here]
+
+
+def test_an_exported_policy_needs_no_torch(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    run = go(tmp_path / "run", experiment("sac_pixel", 40))
+    kstep.export(run, tmp_path / "policy.onnx")
+    blocked = ("torch", "PIL", "onnx", *SIMULATORS)
+    first, *printed = without(blocked, "onnx_without_torch.py", tmp_path / "policy.onnx")
+    assert first == "sac_pixel in toy_reach, 40 env steps"
+    policy, camera = kstep.load(run), example("onnx_without_torch").camera
+    actions = np.array([np.fromstring(text.strip("[]"), sep=" ") for text in printed])
+    assert np.allclose(actions, [policy.act(camera(i)) for i in range(20)], atol=1e-4)

@@ -16,10 +16,10 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 import kstep
 from kstep import values
 from kstep.cli.analyses import Analyze, EvaluationSet
-from kstep.cli.looking import Bench, Doctor, List, Show
+from kstep.cli.looking import Bench, CheckEnv, Doctor, List, Show
 from kstep.cli.pages import Report, Watch
 from kstep.cli.sweeps import Collect, Compare, Import, Status, Sweep
-from kstep.cli.training import Eval, Film, Selfcheck, Train, Trust
+from kstep.cli.training import Eval, Export, Film, Selfcheck, Train, Trust
 from kstep.errors import KstepError, explain
 from kstep.signals import answered
 from kstep.terminal import OutputClosed, Terminal, abandon_output, say, terminal
@@ -28,11 +28,13 @@ Verb = (
     Train
     | Eval
     | Film
+    | Export
     | Trust
     | EvaluationSet
     | Analyze
     | Show
     | List
+    | CheckEnv
     | Doctor
     | Bench
     | Selfcheck

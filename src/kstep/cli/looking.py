@@ -1,17 +1,23 @@
-"""Methods, names and this machine: show, list, doctor, bench."""
+"""Methods, names, environments and this machine: show, list, check-env, doctor, bench."""
 
 from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
 
-from tyro.conf import Positional
+import annotated_types as at
+import tyro
+from tyro.conf import Positional, UseAppendAction
 
 from kstep import names
 from kstep.bench.options import Options
 from kstep.envs import tasks
 from kstep.report.listing import Listing, lines
+from kstep.run.runtime import Importing
 from kstep.terminal import say, terminal
+from kstep.values import Count, Positive
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,39 @@ class List:
         console = terminal()
         for line in lines(self.what):
             say(console, line)
+
+
+@dataclass(frozen=True)
+class CheckEnv(Importing):
+    """Check an environment before training in it; says what to fix, and draws what the agent sees.
+
+    Gymnasium's checker and ours: the same seed must lead to the same episode; observations,
+    rewards, ends, time limit, speed. Example: kstep check-env gym:my_package:Arm-v0
+    """
+
+    task: Positional[str]
+    """A task: gym:<id>, gym:<module>:<id>, one of your own (--import), cartpole_swingup, ..."""
+    method: str = "ksl"
+    """The method that is to see it."""
+    preset: str = "paper"
+    set: UseAppendAction[tuple[str, ...]] = ()
+    """Change a setting, as in kstep train: --set env.image=rgb. May be repeated."""
+    seed: Count = 1
+    output: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("check-env.png")
+    """Where to draw what the agent sees."""
+    env_timeout: Annotated[float, at.Gt(0.0)] = 60.0
+    """Seconds that it may take to answer."""
+    decisions: Positive = 500
+    """How many random actions to take at most."""
+
+    def __call__(self) -> None:
+        names.check_method(self.method)
+        names.require(self.preset, names.PRESET_SUMMARIES, "preset")
+        tasks.parse(self.task)
+        from kstep.bench import check_env
+
+        if not check_env.show(terminal(), **self.rest()):
+            sys.exit(1)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
-"""Training a run and looking at what it learned: train, eval, film, selfcheck."""
+"""Training a run and looking at what it learned: train, eval, film, export,
+trust, selfcheck."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import annotated_types as at
+import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
 from kstep import names, zoo
@@ -103,6 +105,33 @@ class Film(Importing):
         for title, result in film(**self.rest()).items():
             say(console, f"return {result.mean:.1f}: {title}")
         say(console, str(self.output))
+
+
+@dataclass(frozen=True)
+class Export(Importing):
+    """Write a run's policy as one file for other programs: frames in, actions out.
+
+    Example: kstep export runs/cartpole_swingup/ksl-cpu/seed1 -o policy.onnx --loader
+    """
+
+    run: Positional[Path]
+    """A run folder, or zoo:NAME (kstep list zoo)."""
+    output: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("policy.onnx")
+    """A file that ends in .onnx, or in .pt2 for torch.export."""
+    encoder: bool = False
+    """Export the encoder alone: frames in, latents out."""
+    at: Count | None = None
+    """A moment of training, in env steps, of a checkpoint or of a policy that kstep train
+    --save-policies-every kept; the default is the newest."""
+    loader: bool = False
+    """Also copy deployed.py beside the file, which runs it with NumPy and ONNX Runtime alone."""
+
+    def __call__(self) -> None:
+        zoo.check(self.run)
+        from kstep.interop.export import export
+
+        for line in str(export(**self.rest())).splitlines():
+            say(terminal(), line)
 
 
 @dataclass(frozen=True)

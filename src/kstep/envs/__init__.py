@@ -10,7 +10,7 @@ import functools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kstep.envs.tasks import PLANET as PLANET
 from kstep.envs.tasks import names as names
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from kstep.envs.base import ControlEnv as ControlEnv
     from kstep.envs.base import spec_of as spec_of
     from kstep.envs.base import try_out as try_out
+
+
+T = TypeVar("T")
 
 
 def __getattr__(name: str) -> Any:
@@ -112,15 +115,19 @@ def make_apart(config: EnvConfig, seed: int, **options: Any) -> ControlEnv:
     """Make an environment in a process of its own; `options` are those of `RemoteEnv`."""
     from kstep.envs.remote import RemoteEnv
 
+    return RemoteEnv(parse(config.task).name, maker_of(config, seed, make), **options)
+
+
+def maker_of(config: EnvConfig, seed: int, made: Callable[[EnvConfig, int], T]) -> Callable[[], T]:
+    """Return what makes an environment, or something of it, in another process as well."""
     task = parse(config.task)
     # By its full name: the short one of an own environment is known here only.
-    named = replace(config, task=task.name)
-    maker: Callable[[], ControlEnv] = functools.partial(make, named, seed)
+    maker: Callable[[], T] = functools.partial(made, replace(config, task=task.name), seed)
     if task.kind == "gym":
         from kstep.envs.gymnasium import TakingRegistration
 
-        maker = TakingRegistration(task.task, maker)
-    return RemoteEnv(task.name, maker, **options)
+        return TakingRegistration(task.task, maker)
+    return maker
 
 
 def needs_process(config: EnvConfig) -> bool:

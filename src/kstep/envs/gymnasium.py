@@ -12,7 +12,7 @@ import functools
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import cloudpickle
 import gymnasium
@@ -24,6 +24,8 @@ from kstep.envs.actions import actions_of
 from kstep.envs.base import ControlEnv
 from kstep.envs.sight import Unseen, as_colours, look, resized
 from kstep.types import Array, KstepError, ObservationKind
+
+T = TypeVar("T")
 
 
 class GymnasiumEnv(ControlEnv):
@@ -135,6 +137,16 @@ class GymnasiumEnv(ControlEnv):
             raise KstepError(f"{self} gave {value!r} as {what}; needed is True or False")
         return bool(number)
 
+    @property
+    def inner(self) -> gymnasium.Env[Any, Any]:
+        """The environment as its author wrote it."""
+        return self._env.unwrapped
+
+    @property
+    def last(self) -> Any:
+        """Its last observation, as it gave it."""
+        return self._last
+
     @contextlib.contextmanager
     def _blamed(self, doing: str) -> Iterator[None]:
         """Turn whatever the environment's code raises into an error that names it and the line."""
@@ -211,13 +223,13 @@ class GymnasiumEnv(ControlEnv):
             warnings.warn(str(error), stacklevel=2)
 
 
-class TakingRegistration:
+class TakingRegistration(Generic[T]):
     """What makes an environment in another process, even if it is registered here alone."""
 
-    def __init__(self, gym_id: str, maker: Callable[[], ControlEnv]) -> None:
+    def __init__(self, gym_id: str, maker: Callable[[], T]) -> None:
         self.gym_id, self.maker = gym_id, maker
 
-    def __call__(self) -> ControlEnv:
+    def __call__(self) -> T:
         return self.maker()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -226,14 +238,12 @@ class TakingRegistration:
         return _unpacked, (tuple(own.imported), registered, self.maker)
 
 
-def _unpacked(
-    modules: Sequence[str], registered: bytes, maker: Callable[[], ControlEnv]
-) -> Callable[[], ControlEnv]:
+def _unpacked(modules: Sequence[str], registered: bytes, maker: Callable[[], T]) -> Callable[[], T]:
     own.bring(modules)
     return functools.partial(_registered, cloudpickle.loads(registered), maker)
 
 
-def _registered(spec: EnvSpec | None, maker: Callable[[], ControlEnv]) -> ControlEnv:
+def _registered(spec: EnvSpec | None, maker: Callable[[], T]) -> T:
     if spec is not None:
         with contextlib.suppress(Exception):  # what is wrong will be said when it is made
             _creator(spec)  # importing a package usually registers its environments

@@ -34,8 +34,8 @@ T = TypeVar("T")
 RETRIES = 3
 """Processes in a row that may be lost during one request before the run is ended."""
 TIMEOUT = 300.0
-"""Seconds that an environment may take to reset, to step or to render, unless set otherwise, and to
-be made, whatever is set."""
+"""Seconds that an environment may take to reset, to step or to render, unless set otherwise, and at
+least to be made."""
 
 
 class Lost(Exception):
@@ -54,8 +54,16 @@ class Opening:
 class Simulator:
     """A process that environments run in, and the one that takes its place."""
 
-    def __init__(self, name: str, timeout: float, report: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        timeout: float,
+        report: Callable[[str], None],
+        opening: float = TIMEOUT,
+    ) -> None:
+        """`opening`: seconds that an environment may take to be made, if `timeout` is less."""
         self.name, self.timeout, self.report = name, timeout, report
+        self.opening = opening
         self.replaced = 0
         """How many processes were lost so far."""
         self.openings: dict[int, Opening] = {}
@@ -97,7 +105,7 @@ class Simulator:
         """Return the answer to the oldest request, which must have been about this environment."""
         owner, name = self._pending[0]
         assert owner == number, f"{owner} was asked before {number}"
-        seconds = max(self.timeout, TIMEOUT) if name == "open" else self.timeout
+        seconds = max(self.timeout, self.opening) if name == "open" else self.timeout
         try:
             if not self._connection.poll(seconds):
                 raise Lost(f"it did not answer {name}() within {seconds:g} s")

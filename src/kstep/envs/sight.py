@@ -410,7 +410,11 @@ def resized(image: Array, height: int, width: int) -> Array:
 
 
 def _scaled(image: Array, height: int, width: int) -> Array:
-    return np.array(Image.fromarray(image).resize((width, height), Image.Resampling.BOX))
+    # Width first, then height: which of them Pillow takes first, and so the last bit of some bytes,
+    # depends on its version. Exported policies (interop/deployed.py) compute the same bytes.
+    box = Image.Resampling.BOX
+    across = Image.fromarray(image).resize((width, image.shape[0]), box)
+    return np.array(across.resize((width, height), box))
 
 
 def as_colours(image: Array) -> Array:

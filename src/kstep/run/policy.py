@@ -50,12 +50,14 @@ class Policy:
         Where the agent saw what the environment draws, the observation is such an image; a larger
         one of the same proportions is made smaller.
         """
+        return self.act_batch(self.see(observation)[None])[0]
+
+    def see(self, observation: Any) -> Array:
+        """Take in the next observation of an episode; return the stack (S, H, W, C) of frames, the
+        oldest first, that `act` decides on."""
         frame = self._frame(observation)
-        if not self._frames:
-            self._frames.extend([frame] * (self._frames.maxlen or 1))
-        else:
-            self._frames.append(frame)
-        return self.act_batch(np.stack(self._frames)[None])[0]
+        self._frames.extend([frame] * (1 if self._frames else self._frames.maxlen or 1))
+        return np.stack(self._frames)
 
     def act_batch(self, stacks: Array) -> Array:
         """Return actions (B, ...), as the environment takes them, for stacks (B, S, H, W, C) of
@@ -69,7 +71,7 @@ class Policy:
     def encode(self, stacks: Array) -> Array:
         """Return latents (B, D) of stacks (B, S, H, W, C) of frames, the oldest first."""
         agent = self.agent
-        (view,) = to_device(agent.device, agent.method.augment.act_view(self._checked(stacks)))
+        (view,) = to_device(agent.device, agent.batches.augment.act_view(self._checked(stacks)))
         return agent.encoder(view).cpu().numpy()  # type: ignore[no-any-return]
 
     def _frame(self, observation: Any) -> Array:
@@ -96,14 +98,17 @@ class Policy:
         return found
 
 
-def load(run: Run | str | Path, *, device: str = "cpu") -> Policy:
-    """Load the policy of a run's newest checkpoint, or of `zoo:NAME`; needs no simulator."""
+def load(run: Run | str | Path, *, device: str = "cpu", at: int | None = None) -> Policy:
+    """Load the policy of a run's newest checkpoint, or of `zoo:NAME`; needs no simulator.
+
+    `at`: the policy at these env steps instead, where the run has kept one.
+    """
     opened = Run.open(run.folder if isinstance(run, Run) else Path(run))
     environment = opened.environment or _looked_at(opened)
     streams = Streams(opened.experiment.seed, system.device(device))
     agent = Agent(opened.experiment.method, environment.spec, streams, device)
     counts = policies.weights(
-        opened, agent, lambda problem: warnings.warn(f"left out: {problem}", stacklevel=3)
+        opened, agent, lambda problem: warnings.warn(f"left out: {problem}", stacklevel=3), at
     )
     return Policy(opened, agent, environment, counts)
 
