@@ -71,9 +71,8 @@ def write(curves: list[Curve], target: Path) -> None:
 def draw(curves: list[Curve], target: Path) -> None:
     (task,) = {curve.task for curve in curves}
     last = max(step for curve in curves for step in curve.means)
-    theirs = paper.curves().get(
-        (task, "ksl"), {}
-    )  # of tasks that are not the paper's there are none
+    # Only the paper's tasks have curves of the paper.
+    theirs = paper.curves().get((task, "ksl"), {})
     points = {step: point for step, point in theirs.items() if step <= last}
     figure = canvas(7.2, 4.2)
     axes, theme = figure.subplots(), style.THEME.get()
@@ -113,7 +112,7 @@ def draw(curves: list[Curve], target: Path) -> None:
 def tell(curves: list[Curve]) -> None:
     for curve in curves:
         print(f"{curve.method}, preset {curve.preset}, seed {curve.seed}, {curve.backend}")
-        theirs = paper.curves()[curve.task, "ksl"]
+        theirs = paper.curves().get((curve.task, "ksl"), {})
         for row in curve.rows:
             returns = np.asarray(row.returns)
             step = row.env_steps

@@ -18,7 +18,7 @@ NOT_RUN = ("text", "toml")
 comment such as `# mine.toml` or `# arm.py` is that file, for the blocks after it."""
 
 ENV_STEPS = 60
-"""Of every training run: the first learning steps come after 40 random decisions."""
+"""Of every training run: most methods begin to learn after 40 random decisions."""
 DEBUG = (
     (r"\b(cartpole_swingup|walker_walk|cheetah_run)\b", "toy_reach"),
     (r"(?<=[\w*])-(cpu|paper)\b", "-debug"),

@@ -2,9 +2,9 @@
 
 What a block says is run at debug scale: toy tasks, 60 env steps (`blocks.DEBUG`, `blocks.smaller`).
 Each page has a folder of its own that starts with a copy of `home`. What takes long even so
-(`LONG`) is run by the slow tests, and here only read by the command line. `make`, `pip` and
-`python -m tests...` are not run: their targets, extras and modules must exist, and `make train` is
-the command in the Makefile.
+(`LONG`, `LONG_PAGES`) is run by the slow tests, and here only read by the command line. `make`,
+`pip` and `python -m tests...` are not run: their targets, extras and modules must exist, and
+`make train` is the command in the Makefile.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ ELSEWHERE = {
 """Pages whose Python is run, and looked at more closely, by a test of their own."""
 LONG = ("bench", "doctor", "selfcheck", "sweep")
 """Verbs that take long, or start processes: read here, run by the slow test."""
+LONG_PAGES = ("docs/results/representations/README.md",)
+"""Only the slow tests run these: all nine questions, of three methods."""
 MAKEFILE = (ROOT / "Makefile").read_text()
 WITH_CODE = [page for page in pages() if any(block.language in RUN for block in blocks(page))]
 
@@ -104,7 +106,7 @@ def test_every_block_says_what_it_is() -> None:
             assert block.language in (*RUN, *NOT_RUN), f"{page}, block {block.number}"
 
 
-@pytest.mark.parametrize("page", WITH_CODE)
+@pytest.mark.parametrize("page", [page for page in WITH_CODE if page not in LONG_PAGES])
 def test_the_blocks_of_the_page_run(page: str, here: Path) -> None:
     run_page(page, here, long=False)
 
