@@ -10,7 +10,7 @@ READY := $(VENV)/.ready-$(VERSION)
 TORCH := $(shell sed -nE 's/.*"(torch==[^"]+)".*/\1/p' pyproject.toml)
 OSMESA := $(shell sed -nE 's/.*"(lavavu-osmesa==[^"]+)".*/\1/p' pyproject.toml)
 
-.PHONY: help train test test-instruction-sets test-slow browser coverage bench check lint types \
+.PHONY: help train test test-instruction-sets test-slow browser coverage bench docs check lint types \
 	format hooks lock clean
 
 help: ## show the targets
@@ -39,6 +39,9 @@ coverage: $(READY) ## run the tests and print the modules that they cover least,
 
 bench: $(READY) ## measure speed and memory, about ten minutes (leave the machine alone meanwhile)
 	$(BIN)/kstep bench $(ARGS)
+
+docs: $(READY) ## build the documentation as a site, build/site/index.html, and check its links (no network)
+	$(BIN)/python scripts/docs.py $(ARGS)
 
 check: lint types test ## everything a change must pass
 

@@ -71,20 +71,21 @@ def write(curves: list[Curve], target: Path) -> None:
 def draw(curves: list[Curve], target: Path) -> None:
     (task,) = {curve.task for curve in curves}
     last = max(step for curve in curves for step in curve.means)
-    steps, points = zip(
-        *((step, point) for step, point in paper.curves()[task, "ksl"].items() if step <= last),
-        strict=True,
-    )
+    # Only the paper's tasks have curves of the paper.
+    theirs = paper.curves().get((task, "ksl"), {})
+    points = {step: point for step, point in theirs.items() if step <= last}
     figure = canvas(7.2, 4.2)
     axes, theme = figure.subplots(), style.THEME.get()
-    low, high = [p.mean - p.sd for p in points], [p.mean + p.sd for p in points]
-    axes.fill_between(steps, low, high, color=theme.muted, alpha=0.2, linewidth=0)
-    axes.plot(
-        steps,
-        [p.mean for p in points],
-        **style.level(),
-        label=f"KSL, the paper ({points[0].n} seeds, mean ± one standard deviation)",
-    )
+    if points:
+        low, high = zip(*((p.mean - p.sd, p.mean + p.sd) for p in points.values()), strict=True)
+        axes.fill_between([*points], low, high, color=theme.muted, alpha=0.2, linewidth=0)
+        seeds_there = next(iter(points.values())).n
+        axes.plot(
+            [*points],
+            [p.mean for p in points.values()],
+            **style.level(),
+            label=f"KSL, the paper ({seeds_there} seeds, mean ± one standard deviation)",
+        )
     backends = {curve.backend for curve in curves}
     seeds = sorted({curve.seed for curve in curves})
     by_seed = len(seeds) > 1 and len({curve.method for curve in curves}) == 1
@@ -111,7 +112,7 @@ def draw(curves: list[Curve], target: Path) -> None:
 def tell(curves: list[Curve]) -> None:
     for curve in curves:
         print(f"{curve.method}, preset {curve.preset}, seed {curve.seed}, {curve.backend}")
-        theirs = paper.curves()[curve.task, "ksl"]
+        theirs = paper.curves().get((curve.task, "ksl"), {})
         for row in curve.rows:
             returns = np.asarray(row.returns)
             step = row.env_steps

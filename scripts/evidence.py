@@ -299,11 +299,17 @@ def readme_block(cells: Sequence[Row]) -> str:
     """Return the table of the README: ours beside the paper's at the budget."""
     lines = []
     for row in cells:
-        if row["env_steps"] == BUDGET:
-            where = "" if not row["paper_runs"] else _paper(row)
-            lines.append([row["task"], _named(str(row["label"])), _cell(row), where])
-    head = ["task", "method", "return at 100,000 env steps, ours (seeds)"]
-    return markdown([*head, "the paper's (10 seeds); ours relative to its band"], lines)
+        if row["env_steps"] != BUDGET:
+            continue
+        spread = f" ± {row['std']:.0f}" if int(row["runs"]) > 1 else ""
+        theirs, where = ("-", "")
+        if row["paper_runs"]:
+            theirs, where = _paper(row).split(": ")
+        label = str(row["label"])
+        ours = [f"`{_method(label)}`", _preset(label), row["runs"], f"{row['mean']:.0f}{spread}"]
+        lines.append([row["task"], *ours, theirs, where])
+    head = ["task", "method", "preset", "n (seeds)", f"return at {BUDGET:,} env steps"]
+    return markdown([*head, "the paper's (preset paper, n = 10)", "ours, of its ± 1 SD"], lines)
 
 
 def draw(rows: Sequence[Row], target: Path) -> None:

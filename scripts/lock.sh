@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Write requirements.lock: exact versions, with the hashes of their files, of everything that
 # pyproject.toml asks for, the extras that tests import (tb, atari, minatar, onnx, sb3, torchrl) and the
-# tools for development included. Versions that are locked already stay; arguments go to pip-compile:
+# tools for development and documentation included. Versions that are locked already stay; arguments go to
+# pip-compile:
 # --upgrade, --upgrade-package rich.
 #
 # Torch takes part in the resolution, but is not in the lock: its build, and what that depends on,
@@ -24,6 +25,7 @@ print(
     *project["dependencies"],
     *(text for name in ("tb", "atari", "minatar", "onnx", "sb3", "torchrl") for text in extras[name]),
     *asked["dependency-groups"]["dev"],
+    *asked["dependency-groups"]["docs"],
     sep="\n",
 )
 PYTHON

@@ -37,7 +37,8 @@ def test_the_lock_has_what_is_asked_for_with_hashes_and_no_torch() -> None:
     wanted = [Requirement(text) for text in asked["project"]["dependencies"]]
     for extra in ("tb", "onnx", "sb3", "torchrl"):
         wanted += [Requirement(text) for text in asked["project"]["optional-dependencies"][extra]]
-    wanted += [Requirement(text) for text in asked["dependency-groups"]["dev"]]
+    for group in ("dev", "docs"):
+        wanted += [Requirement(text) for text in asked["dependency-groups"][group]]
     found = locked()
     for requirement in wanted:
         name = canonicalize_name(requirement.name)
