@@ -293,5 +293,5 @@ class Agent:
             self.core_encoder = FixedFeatures(self.encoder)
             self.core_slow_encoder = FixedFeatures(self.slow_encoder)
         networks = (self.method, self.encoder, self.core, auxiliary)
-        self.optimizers = Optimizers(optimizer_groups(*networks), self.broken)
+        self.optimizers = Optimizers(optimizer_groups(*networks), broken=self.broken)
         self.slow_copies = slow_copies(*networks, self.slow_encoder)

@@ -51,7 +51,7 @@ class Group:
 class Optimizers:
     """Named Adam optimizers over declared parameters."""
 
-    def __init__(self, groups: Mapping[str, Group], broken: Tensor | None = None) -> None:
+    def __init__(self, groups: Mapping[str, Group], *, broken: Tensor | None = None) -> None:
         """`broken`: 0.0 on a device that must not be waited for; see `minimize`."""
         self.groups, self.broken = dict(groups), broken
         self.parameters = {

@@ -96,6 +96,5 @@ class Autoencoder(AuxiliaryTask):
         Values lie in [-1/2, 1/2), but for rounding.
         """
         pixels = torch.cat(observation[:, :, : self.height].unbind(1), dim=-1)
-        generator = self.draws.next(pixels.device)
-        target = torch.rand(pixels.shape, generator=generator, device=pixels.device)
+        target = torch.rand(pixels.shape, generator=self.draws.next(), device=pixels.device)
         return target.add_(pixels >> (8 - self.config.bits)).div_(2**self.config.bits).sub_(0.5)
