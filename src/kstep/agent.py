@@ -299,5 +299,5 @@ class Agent:
             self.core_slow_encoder = FixedFeatures(self.slow_encoder)
         networks = (self.method, self.encoder, self.core, auxiliary)
         backend, groups = self.encoder_backend, optimizer_groups(*networks)
-        self.optimizers = Optimizers(groups, backend, self.broken)
+        self.optimizers = Optimizers(groups, backend, broken=self.broken)
         self.slow_copies = slow_copies(*networks, self.slow_encoder)

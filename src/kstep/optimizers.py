@@ -57,6 +57,7 @@ class Optimizers:
         self,
         groups: Mapping[str, Group],
         backend: Backend = "torch",
+        *,
         broken: Tensor | None = None,
     ) -> None:
         """`broken`: 0.0 on a device that must not be waited for; see `minimize`."""

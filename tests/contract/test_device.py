@@ -6,6 +6,7 @@ step of learning that passes there waits for nothing and can be queued as a whol
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -63,7 +64,7 @@ def fused_adam_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fused Adam works on `meta`, but PyTorch does not list that among its devices."""
     listed = _get_fused_kernels_supported_devices()
     monkeypatch.setattr(
-        torch.optim.optimizer,
+        sys.modules["torch.optim.optimizer"],
         "_get_fused_kernels_supported_devices",
         lambda: [*listed, "meta"],
     )

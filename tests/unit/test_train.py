@@ -315,7 +315,7 @@ def test_disk_replay_trains_like_memory(tmp_path: Path) -> None:
     assert_same(one, two)
 
 
-@pytest.mark.parametrize("method", ["ksl", "curl", "proto_rl", "drq_v2", "sac_state"])
+@pytest.mark.parametrize("method", ["ksl", "proto_rl", "sac_state"])
 def test_a_replay_on_the_device_trains_like_memory(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

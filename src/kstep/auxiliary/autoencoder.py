@@ -102,7 +102,7 @@ class Autoencoder(AuxiliaryTask):
         Values lie in [-1/2, 1/2), but for rounding. Without a generator, the next draw.
         """
         pixels = torch.cat(observation[:, :, : self.height].unbind(1), dim=-1)
-        draw = draw or self.draws.next(pixels.device)
+        draw = draw or self.draws.next()
         target = torch.rand(pixels.shape, generator=draw, device=pixels.device)
         return target.add_(pixels >> (8 - self.config.bits)).div_(2**self.config.bits).sub_(0.5)
 
@@ -111,7 +111,7 @@ class NativeAutoencoder(Autoencoder):
     """Target, error and gradient in one pass of `kstep.native`, where the very call allows it."""
 
     def error(self, prediction: Tensor, observation: Tensor) -> Tensor:
-        draw = self.draws.next(observation.device)
+        draw = self.draws.next()
         found = native.reconstruction(prediction, observation, self.config.bits, draw)
         return F.mse_loss(prediction, self.target(observation, draw)) if found is None else found
 

@@ -233,15 +233,18 @@ class Draws(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("count", torch.randint(2**31, ()))
+        self.device = self.count.device
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Draws:
-        """Move nothing: a seed is read on the host, and reading it elsewhere would stall."""
+        """Take notice of the task's device, but leave the counter on the host: it is a seed, which
+        is read there, and reading it elsewhere would stall."""
+        self.device = fn(self.count).device
         return self
 
-    def next(self, device: torch.device) -> torch.Generator:
-        """Return a generator for one draw of a tensor on `device`."""
+    def next(self) -> torch.Generator:
+        """Return a generator for one draw, on the device of the task."""
         self.count.add_(1)
-        return generator(int(self.count), device)
+        return generator(int(self.count), self.device)
 
 
 class RewardSource(abc.ABC):

@@ -151,7 +151,7 @@ class CEB(AuxiliaryTask):
 
     def noise(self, like: Tensor) -> Tensor:
         """Draw standard normal noise; never the same twice."""
-        generator = self.draws.next(like.device)
+        generator = self.draws.next()
         return torch.randn(like.shape, generator=generator, device=like.device, dtype=like.dtype)
 
 

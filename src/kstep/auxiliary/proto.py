@@ -152,7 +152,7 @@ class Proto(AuxiliaryTask, RewardSource):
         probability: Tensor = self.prototypes(z).T.softmax(1)
         # What torch.multinomial computes after checks that wait for the device: of exponentially
         # distributed waiting times, with these rates, the shortest.
-        time = torch.empty_like(probability).exponential_(generator=self.draws.next(z.device))
+        time = torch.empty_like(probability).exponential_(generator=self.draws.next())
         return (probability / time).argmax(1)
 
     def remember(self, z: Tensor) -> None:
