@@ -1,9 +1,11 @@
-"""Turn run folders into a CSV of evaluations and a figure beside the paper's curve and band.
+"""Turn run folders into a CSV of evaluations and a figure, beside the paper's curve and band where
+the paper has the task.
 
     python scripts/curves.py RUN [RUN ...] --out docs/results/cartpole_swingup_cpu
 
 writes <out>.csv (one row per evaluation episode) and <out>.png, and prints every evaluation's mean
-with the paper's beside it. Where several pairs of runs differ in their encoder's backend alone, it
+with the paper's beside it. Several seeds of several methods are drawn thin, and their means thick.
+Where several pairs of runs differ in their encoder's backend alone, it
 prints their differences too, native minus torch.
 """
 
@@ -21,6 +23,7 @@ from scipy.stats import ttest_1samp
 from kstep import style
 from kstep.analysis.curves import canvas, save
 from kstep.report import paper
+from kstep.report.statistics import Summary
 from kstep.run.folder import Evaluated, Run
 
 BACKENDS = {"native": style.SOLID, "torch": style.DASHES[2]}
@@ -54,6 +57,11 @@ def curve_of(folder: Path) -> Curve:
     )
 
 
+def paper_curve(task: str) -> dict[int, Summary]:
+    """Return the paper's curve of KSL by env_steps; empty where it has none."""
+    return paper.curves().get((task, "ksl"), {})
+
+
 def write(curves: list[Curve], target: Path) -> None:
     identity = ("method", "preset", "task", "seed", "backend")
     counts = ("env_steps", "decisions", "updates")
@@ -71,27 +79,37 @@ def write(curves: list[Curve], target: Path) -> None:
 def draw(curves: list[Curve], target: Path) -> None:
     (task,) = {curve.task for curve in curves}
     last = max(step for curve in curves for step in curve.means)
-    # Only the paper's tasks have curves of the paper.
-    theirs = paper.curves().get((task, "ksl"), {})
-    points = {step: point for step, point in theirs.items() if step <= last}
     figure = canvas(7.2, 4.2)
     axes, theme = figure.subplots(), style.THEME.get()
-    if points:
-        low, high = zip(*((p.mean - p.sd, p.mean + p.sd) for p in points.values()), strict=True)
-        axes.fill_between([*points], low, high, color=theme.muted, alpha=0.2, linewidth=0)
-        seeds_there = next(iter(points.values())).n
+    theirs = {step: p for step, p in paper_curve(task).items() if step <= last}
+    if theirs:
+        points = [*theirs.values()]
+        low, high = [p.mean - p.sd for p in points], [p.mean + p.sd for p in points]
+        axes.fill_between([*theirs], low, high, color=theme.muted, alpha=0.2, linewidth=0)
         axes.plot(
-            [*points],
-            [p.mean for p in points.values()],
+            [*theirs],
+            [p.mean for p in points],
             **style.level(),
-            label=f"KSL, the paper ({seeds_there} seeds, mean ± one standard deviation)",
+            label=f"KSL, the paper ({points[0].n} seeds, mean ± one standard deviation)",
         )
     backends = {curve.backend for curve in curves}
     seeds = sorted({curve.seed for curve in curves})
     by_seed = len(seeds) > 1 and len({curve.method for curve in curves}) == 1
     looks = style.looks(curve.method for curve in curves)
+    averaged = [] if by_seed or len(seeds) == 1 or len(backends) > 1 else [*looks]
+    for method in averaged:
+        own = [curve for curve in curves if curve.method == method]
+        steps = [step for step in own[0].means if all(step in curve.means for curve in own)]
+        means = [float(np.mean([curve.means[step] for curve in own])) for step in steps]
+        label = f"{method}, preset {own[0].preset}, mean of {len(own)} seeds"
+        axes.plot(steps, means, label=label, **looks[method].line())
     for curve in curves:
         look = looks[curve.method]
+        if averaged:
+            axes.plot(
+                [*curve.means], [*curve.means.values()], color=look.colour, alpha=0.35, lw=0.8
+            )
+            continue
         if by_seed:
             look = replace(look, colour=style.palette()[seeds.index(curve.seed) - 1])
         which = f"{curve.method}, preset {curve.preset}, seed {curve.seed}"
@@ -102,7 +120,8 @@ def draw(curves: list[Curve], target: Path) -> None:
     axes.set_xlabel("env steps (simulator steps, action repeats counted)")
     axes.set_ylabel("return (mean of an evaluation's episodes)")
     axes.set_title(f"{task} from pixels")
-    axes.set_ylim(bottom=0)
+    if theirs:
+        axes.set_ylim(bottom=0)
     axes.set_xlim(0, last)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.legend(fontsize=8 if len(curves) < 5 else 6, loc="upper left")
@@ -112,7 +131,7 @@ def draw(curves: list[Curve], target: Path) -> None:
 def tell(curves: list[Curve]) -> None:
     for curve in curves:
         print(f"{curve.method}, preset {curve.preset}, seed {curve.seed}, {curve.backend}")
-        theirs = paper.curves().get((curve.task, "ksl"), {})
+        theirs = paper_curve(curve.task)
         for row in curve.rows:
             returns = np.asarray(row.returns)
             step = row.env_steps

@@ -20,9 +20,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from kstep.methods import METHODS
 from kstep.run.folder import Run, RunFolder
 from tests.faults.forked import Ended, Forked, Kill, forking
-from tests.make import HANGING
+from tests.make import HANGING, toy
 from tests.runs import assert_same, contents
 
 BUDGET, PARTS = 16, 8
@@ -30,12 +31,14 @@ KSL = ["ksl", "--set", "method.auxiliary.sampling=any"]
 FAMILIES = {"plain": ["sac_pixel"], "auxiliary": KSL, "two-phase": ["proto_rl"]}
 FAMILIES |= {"state": ["sac_state"], "replay on disk": [*KSL, "--replay", "disk"]}
 FAMILIES |= {"schedules": ["ksl_drq_v2", "--set", "method.core.noise.decisions=12"]}
+FAMILIES |= {"choices": ["ksl_dqn", "--set", "method.core.epsilon.decisions=12"]}
 
 
 def command(method: list[str], folder: str = "run") -> list[str]:
     """A short run with a checkpoint after every decision, evaluations, saved encoders, and a replay
     that forgets, so that old frames are removed."""
-    words = ["train", method[0], "toy_reach", "--preset", "debug", "--env-steps", str(BUDGET)]
+    words = ["train", method[0], toy(METHODS[method[0]]), "--preset", "debug"]
+    words += ["--env-steps", str(BUDGET)]
     for setting in ("initial_decisions=5", "batch_size=4", "replay_capacity=10"):
         words += ["--set", f"method.learning.{setting}"]
     words += ["--set", "evaluation.every=5", "--set", "evaluation.episodes=1", *method[1:]]

@@ -131,8 +131,9 @@ def maker_of(config: EnvConfig, seed: int, made: Callable[[EnvConfig, int], T]) 
 
 
 def needs_process(config: EnvConfig) -> bool:
-    """Whether an environment may hang, exit or crash: all but the toys."""
-    return parse(config.task).kind != "toy"
+    """Whether an environment may hang, exit or crash: all but the toys and MinAtar, which are a few
+    lines of NumPy each."""
+    return parse(config.task).kind not in ("toy", "minatar")
 
 
 def make_beside(config: EnvConfig, seed: int, other: ControlEnv) -> ControlEnv:
