@@ -240,13 +240,13 @@ def test_a_young_run_says_when_and_a_checkpoint_comes_on_request(
             time.sleep(0.01)
 
     signalled: list[int] = []
-    original = os.kill
+    original = signal.pidfd_send_signal
 
-    def kill(process: int, number: int) -> None:
+    def send(process: int, number: int) -> None:
         original(process, number)
         signalled.append(number)
 
-    monkeypatch.setattr(os, "kill", kill)
+    monkeypatch.setattr(signal, "pidfd_send_signal", send)
     at_decision(monkeypatch, 36, wait)
     at_decision(monkeypatch, 35, look)
     train(run, Runtime(threads=1), Terminal(file=StringIO()))
