@@ -6,8 +6,8 @@ VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready-$(VERSION)
-# These versions stand in pyproject.toml alone.
-TORCH := $(shell sed -nE 's/.*"(torch==[^"]+)".*/\1/p' pyproject.toml)
+# Torch's version stands in a comment of the lock, that of OSMesa in pyproject.toml.
+TORCH := $(shell sed -nE 's/^\# (torch==[^ ]+) .*/\1/p' requirements.lock)
 OSMESA := $(shell sed -nE 's/.*"(lavavu-osmesa==[^"]+)".*/\1/p' pyproject.toml)
 
 .PHONY: help train test test-instruction-sets test-slow browser coverage bench docs check lint types \

@@ -6,7 +6,8 @@
 # --upgrade, --upgrade-package rich.
 #
 # Torch takes part in the resolution, but is not in the lock: its build, and what that depends on,
-# differ between machines (CPU, CUDA).
+# differ between machines (CPU, CUDA). Its version stands in a comment there, which make reads; it is
+# changed by hand.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 folder=$(mktemp -d)
@@ -29,6 +30,8 @@ print(
     sep="\n",
 )
 PYTHON
+torch=$(sed -nE 's/^# (torch==[^ ]+) .*/\1/p' requirements.lock)
+echo "$torch" >> "$folder/pyproject.in"
 cp requirements.lock "$folder/requirements.lock"
 # Where packages are fetched from is the machine's affair (pip's own configuration), so no address is
 # written. "Unsafe" is pip-tools' word for what it leaves out.
@@ -40,6 +43,7 @@ cp requirements.lock "$folder/requirements.lock"
 # labmaze has no wheel for Python 3.13. dm_control asks for it, but the suite does not import it.
 {
     echo "# Exact versions and hashes of everything but torch, written by scripts/lock.sh."
+    echo "# $torch is installed after this, without a hash: its build differs between machines."
     sed -E -e '/^$/,$d' -e 's/-r pyproject\.in/pyproject.toml/' \
         -e 's/^labmaze==[^ ]+/& ; python_version < "3.13"/' "$folder/requirements.lock"
 } > requirements.lock

@@ -6,9 +6,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kstep.api import check_env as check_env
     from kstep.api import evaluate as evaluate
     from kstep.api import train as train
+    from kstep.bench.check_env import check_env as check_env
     from kstep.envs.own import register_env as register_env
     from kstep.errors import KstepError as KstepError
     from kstep.interop.export import export as export
@@ -37,7 +37,7 @@ _HOMES = {
     "Policy": "kstep.run.policy",
     "Progress": "kstep.run.callbacks",
     "Run": "kstep.run.folder",
-    "check_env": "kstep.api",
+    "check_env": "kstep.bench.check_env",
     "evaluate": "kstep.api",
     "export": "kstep.interop.export",
     "load": "kstep.run.policy",

@@ -25,7 +25,7 @@ from kstep.run.folder import Run
 from kstep.run.load import opened
 from kstep.run.runtime import RunRequest, Runtime
 from kstep.run.start import start
-from kstep.terminal import Terminal, terminal
+from kstep.terminal import Terminal
 from kstep.values import decode, near
 
 
@@ -63,7 +63,7 @@ def train(
             "preset": preset,
             "seed": seed,
             "env_steps": env_steps,
-            "set": [f"{key}={_text(key, value)}" for key, value in (settings or {}).items()],
+            "set": overrides(settings),
             "runs": runs,
             "folder": folder,
             "imports": list(imports),
@@ -100,38 +100,6 @@ def evaluate(
         return run_episodes(agent, lanes, evaluation_seeds(seed, -1, episodes))
 
 
-def check_env(
-    task: str | None = None,
-    *,
-    env: Any = None,
-    method: str = "ksl",
-    preset: str = "paper",
-    seed: int = 1,
-    settings: Mapping[str, object] | None = None,
-    output: str | Path = "check-env.png",
-    env_timeout: float = 60.0,
-    decisions: int = 500,
-) -> bool:
-    """Check an environment, as `kstep check-env` does: print what to fix; return whether it passed.
-
-    `env` instead of a task: a Gymnasium environment, its class, or a function that makes one.
-    """
-    from kstep.bench import check_env as checking
-
-    names.check_method(method)
-    return checking.show(
-        terminal(),
-        task=task_of(task, env),
-        method=method,
-        preset=preset,
-        set=[f"{key}={_text(key, value)}" for key, value in (settings or {}).items()],
-        seed=seed,
-        output=Path(output),
-        env_timeout=env_timeout,
-        decisions=decisions,
-    )
-
-
 def task_of(task: str | None, env: Any) -> str:
     """Return the task of a name, or of an environment that is given as it is."""
     if (task is None) == (env is None):
@@ -146,6 +114,11 @@ def task_of(task: str | None, env: Any) -> str:
 def folder_of(run: Run | str | Path) -> Path:
     """Return the folder of a run that is given as itself or by its folder."""
     return run.folder if isinstance(run, Run) else Path(run)
+
+
+def overrides(settings: Mapping[str, object] | None) -> list[str]:
+    """Return settings as they would be written after `--set`."""
+    return [f"{key}={_text(key, value)}" for key, value in (settings or {}).items()]
 
 
 def _text(key: str, value: object) -> str:

@@ -48,6 +48,25 @@ def test_the_lock_has_what_is_asked_for_with_hashes_and_no_torch() -> None:
     assert all(hashes > 0 for _, hashes in found.values())
 
 
+def test_exact_versions_are_in_the_lock_only() -> None:
+    """So that the package can be installed beside others."""
+    for text in project()["project"]["dependencies"]:
+        requirement = Requirement(text)
+        kinds = {part.operator for part in requirement.specifier}
+        assert kinds, f"{text} has no lower end"
+        assert "==" not in kinds, text
+
+
+def test_every_extra_is_used() -> None:
+    """Something in the package names a module of each."""
+    source = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    modules = {"mujoco-warp": "mujoco_warp", "warp-lang": "import warp"}
+    for extra, texts in project()["project"]["optional-dependencies"].items():
+        for name in (Requirement(text).name for text in texts):
+            module = modules.get(name, name.replace("stable-", "stable_"))
+            assert re.search(rf"\b{re.escape(module)}\b", source), f"{name} of the extra {extra}"
+
+
 def test_nothing_says_where_packages_come_from() -> None:
     assert not re.search(r"://|^-", (ROOT / "requirements.lock").read_text(), flags=re.MULTILINE)
 
@@ -58,7 +77,11 @@ def test_make_installs_the_torch_of_the_project() -> None:
     done = subprocess.run(
         ["make", "-n", "VENV=/nowhere/.venv", "lint"], cwd=ROOT, capture_output=True, text=True
     )
-    (torch,) = (text for text in project()["project"]["dependencies"] if text.startswith("torch"))
+    lock = (ROOT / "requirements.lock").read_text()
+    (torch,) = re.findall(r"^# (torch==\S+) ", lock, flags=re.MULTILINE)
+    asked = project()["project"]["dependencies"]
+    (wanted,) = (Requirement(text) for text in asked if text.startswith("torch"))
+    assert wanted.specifier.contains(torch.partition("==")[2])
     lines = done.stdout.splitlines()
     installs = [line.split("install ", 1)[1] for line in lines if "pip install" in line]
     assert installs[:2] == [

@@ -15,7 +15,7 @@ from PIL import Image
 
 import kstep
 from kstep import cli
-from kstep.bench.check_env import Finding, check_env
+from kstep.bench.check_env import Finding, examine
 from kstep.config import resolve
 from kstep.envs import own, tasks
 from kstep.errors import KstepError
@@ -144,7 +144,7 @@ def look(task: str, picture: Path, *overrides: str, **options: Any) -> tuple[boo
     found: list[Finding] = []
     experiment = resolve(options.pop("method", "ksl"), task, preset="debug", overrides=overrides)
     options = {"decisions": 60, "opening": HANGING, "timeout": HANGING, **options}
-    passed = check_env(experiment, picture, found.append, **options)
+    passed = examine(experiment, picture, found.append, **options)
     assert passed == all(each.level != "fix" for each in found)
     return passed, found
 

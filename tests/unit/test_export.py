@@ -339,5 +339,6 @@ def test_every_method_can_be_exported(name: str) -> None:
     critic = sum(p.numel() for p in agent.core.critic.parameters())
     if hasattr(agent.core, "actor"):  # what only learning needs is left out
         whole = sum(p.numel() for p in agent.core.parameters())
-        kept = sum(p.numel() for p in network.core.parameters())  # type: ignore[union-attr]
+        assert network.core is not None
+        kept = sum(p.numel() for p in network.core.parameters())
         assert kept <= whole - critic

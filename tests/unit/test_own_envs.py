@@ -12,6 +12,7 @@ import gymnasium
 import numpy as np
 import pytest
 
+import kstep
 from kstep import cli
 from kstep.envs import EnvConfig, make, make_apart, own, parse, tasks
 from kstep.envs.own import from_object, register_env
@@ -135,6 +136,61 @@ def test_objects_classes_and_functions_become_tasks() -> None:
     env = make(EnvConfig(from_object(made), "state"), 0)
     assert env.episode_decisions == 500
     env.close()
+
+
+class Steered(Own):
+    """The same with continuous actions."""
+
+    def __init__(self, size: int = 20) -> None:
+        super().__init__(size)
+        self.action_space = gymnasium.spaces.Box(-2.0, 5.0, (1,))
+
+
+SHORT: dict[str, Any] = {
+    "preset": "debug",
+    "env_steps": 20,
+    "threads": 1,
+    "settings": {"env.time_limit": 10, "evaluation.episodes": 1},
+}
+
+
+@pytest.mark.parametrize("given", [Steered, Steered(24), lambda: Steered(24)])
+def test_an_environment_goes_straight_into_training(given: Any, tmp_path: Path) -> None:
+    """A class, an object or a function; evaluating and loading know what it was."""
+    run = kstep.train("sac_pixel", env=given, runs=tmp_path, **SHORT)
+    assert run.experiment.env.task.startswith("gym:")
+    assert kstep.evaluate(run, episodes=1).returns == (10.0,)
+    frame = np.zeros((20 if given is Steered else 24,) * 2 + (3,), np.uint8)
+    assert -2.0 <= float(kstep.load(run).act(frame)[0]) <= 5.0
+    again = kstep.train("sac_pixel", env=given, runs=tmp_path, **SHORT)  # resumes: it is done
+    assert again.folder == run.folder
+
+
+def test_without_a_time_limit_it_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(KstepError, match=r"has no time limit.*env\.time_limit=1000"):
+        kstep.train("sac_pixel", env=Steered, runs=tmp_path / "runs", preset="debug")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_either_a_task_or_an_environment(tmp_path: Path) -> None:
+    with pytest.raises(KstepError, match="either a task, by its name, or env="):
+        kstep.train("ksl", runs=tmp_path)
+    with pytest.raises(KstepError, match="either a task, by its name, or env="):
+        kstep.train("ksl", "toy", env=Own, runs=tmp_path)
+    with pytest.raises(KstepError, match="an environment itself is given as env="):
+        kstep.train("ksl", Own, runs=tmp_path)  # type: ignore[arg-type]
+
+
+def test_python_remembers_imports_too(tmp_path: Path) -> None:
+    path = written(tmp_path, "arm_python")
+    run = kstep.train(
+        "sac_pixel",
+        "gym:arm_python/Arm-v0",
+        imports=[str(path)],
+        runs=tmp_path,
+        **{**SHORT, "settings": {"evaluation.episodes": 1}},
+    )
+    assert Run.open(run.folder).imports == (str(path),)
 
 
 def test_what_is_no_environment_is_refused() -> None:

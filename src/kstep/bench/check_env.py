@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,8 @@ import numpy as np
 from PIL import Image, PngImagePlugin
 from rich.console import Console
 
-from kstep import envs, methods
+from kstep import envs, methods, names
+from kstep.api import overrides, task_of
 from kstep.config import Experiment, resolve
 from kstep.envs import own
 from kstep.envs.actions import Actions, DiscreteActions
@@ -29,7 +30,7 @@ from kstep.envs.remote import Lost, Simulator
 from kstep.envs.sight import Sight, as_colours
 from kstep.errors import Fault, KstepError
 from kstep.files import Tree
-from kstep.terminal import say
+from kstep.terminal import say, terminal
 from kstep.types import Array, EnvSpec
 
 Level: TypeAlias = Literal["ok", "note", "fix"]
@@ -72,6 +73,36 @@ class Episode:
 
 
 def check_env(
+    task: str | None = None,
+    *,
+    env: Any = None,
+    method: str = "ksl",
+    preset: str = "paper",
+    seed: int = 1,
+    settings: Mapping[str, object] | None = None,
+    output: str | Path = "check-env.png",
+    env_timeout: float = 60.0,
+    decisions: int = 500,
+) -> bool:
+    """Check an environment, as `kstep check-env` does: print what to fix; return whether it passed.
+
+    `env` instead of a task: a Gymnasium environment, its class, or a function that makes one.
+    """
+    names.check_method(method)
+    return show(
+        terminal(),
+        task=task_of(task, env),
+        method=method,
+        preset=preset,
+        set=overrides(settings),
+        seed=seed,
+        output=Path(output),
+        env_timeout=env_timeout,
+        decisions=decisions,
+    )
+
+
+def examine(
     experiment: Experiment,
     picture: Path,
     report: Callable[[Finding], None],
@@ -121,7 +152,7 @@ def show(
         say(console, f"  {finding}", STYLES[finding.level])
 
     say(console, envs.parse(task).name, "bold")
-    passed = check_env(experiment, output, line, timeout=env_timeout, decisions=decisions)
+    passed = examine(experiment, output, line, timeout=env_timeout, decisions=decisions)
     say(console, "passed" if passed else f"failed: {number} to fix", None if passed else "red")
     return passed
 
