@@ -34,6 +34,7 @@ PAGES = {
     "CHANGELOG.md": "changelog.md",
     "SECURITY.md": "security.md",
     "src/kstep/native/README.md": "native.md",
+    "src/kstep/zoo/cartpole_swingup/README.md": "zoo/cartpole_swingup.md",
     "tests/authors/README.md": "authors_traces.md",
 }
 """Pages from outside docs/, and their places on the site."""

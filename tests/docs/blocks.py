@@ -20,7 +20,7 @@ comment such as `# mine.toml` or `# arm.py` is that file, for the blocks after i
 ENV_STEPS = 60
 """Of every training run: most methods begin to learn after 40 random decisions."""
 DEBUG = (
-    (r"\b(cartpole_swingup|walker_walk|cheetah_run)\b", "toy_reach"),
+    (r"(?<!zoo:)\b(cartpole_swingup|walker_walk|cheetah_run)\b", "toy_reach"),
     (r"(?<=[\w*])-(cpu|paper)\b", "-debug"),
     (r"--(preset|scale) cpu", r"--\1 debug"),
     (r"/shared/", ""),
@@ -50,7 +50,9 @@ def pages() -> list[str]:
     """Every page, relative to the root of the repository."""
     found = [path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")]
     others = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"]
-    return [*others, "src/kstep/native/README.md", "tests/authors/README.md", *sorted(found)]
+    others += ["src/kstep/native/README.md", "tests/authors/README.md"]
+    others += [path.relative_to(ROOT).as_posix() for path in ROOT.glob("src/kstep/zoo/*/README.md")]
+    return [*others, *sorted(found)]
 
 
 def blocks(page: str) -> Iterator[Block]:

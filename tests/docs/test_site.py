@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from scripts import docs
 
+import kstep
 from tests.docs.blocks import pages
 
 
@@ -44,7 +45,7 @@ def test_formulas_are_mathml(site: Path) -> None:
 
 def test_the_reference_has_docstrings_of_all_that_is_public(site: Path) -> None:
     page = docs.Links((site / "reference.html").read_text())
-    names = [name for name in docs.kstep.__all__ if not name.startswith("_")]
+    names = [name for name in kstep.__all__ if not name.startswith("_")]
     assert {f"kstep.{name}" for name in names} <= page.anchors
     assert "kstep.Policy.act" in page.anchors
 

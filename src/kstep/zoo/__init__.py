@@ -79,7 +79,7 @@ class Card:
             f"{self.updates:,} updates{hours}",
             "return": f"{self.mean:.1f} ± {self.deviation:.1f} (standard deviation over "
             f"{len(self.returns)} greedy episodes, with these weights); "
-            f"{self.return_in_training:.1f} at the end of training",
+            f"{self.return_in_training:.1f} in the last evaluation while it was trained",
             "trained by": f"`{self.command}`",
             "version": f"kstep {self.kstep}, commit {', '.join(self.commits) or 'unknown'}",
             "rendering": ", ".join(self.rendering) or "unknown",
