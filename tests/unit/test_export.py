@@ -326,7 +326,7 @@ def test_every_method_can_be_exported(name: str) -> None:
     discrete = agent.spec.actions == "discrete"
     number = agent.spec.action_dim
     actions = DiscreteActions(number) if discrete else BoxActions((-1.0,) * 2, (3.0,) * 2, (2,))
-    stacks = replay.stacks(np.arange(3, 8)).together()
+    stacks = np.asarray(replay.stacks(np.arange(3, 8)).together())
     network = network_of(agent, actions, encoder=False)
     batch = torch.export.Dim("batch")
     with torch.no_grad():

@@ -182,9 +182,9 @@ class Shape:
 class Decoding:
     """Features and the transposed convolutions behind them: strides, (H, W, C) of each output."""
 
-    features: tuple[int, int]
+    features: tuple[int, ...]
     strides: tuple[int, ...]
-    maps: tuple[tuple[int, int, int], ...]
+    maps: tuple[tuple[int, ...], ...]
 
     @property
     def usable(self) -> bool:
