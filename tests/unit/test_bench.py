@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from rich.console import Console
@@ -206,6 +207,31 @@ def test_ratios_are_those_of_medians() -> None:
     }
     assert "encoder" not in made
     assert "memory" not in made
+
+
+def test_what_threads_bring_beside_a_busy_process() -> None:
+    steps_of = {"step ksl/native/1": [800.0], "step ksl/native/1, busy": [900.0]}
+    steps_of |= {"step ksl/native/2": [400.0], "step ksl/native/2, busy": [1000.0]}
+    made = results.results(all_of(taken(**steps_of)))
+    one, two = made["busy"]
+    assert (one["threads"], one["alone"], one["busy"]) == (1, 800.0, 900.0)
+    assert two["gain"]["alone"]["ratio"] == pytest.approx(2.0)
+    assert two["gain"]["busy"]["ratio"] == pytest.approx(0.9)
+    (broken,) = (row for row in made["promises"] if "busy" in row["text"])
+    assert not broken["holds"]
+
+
+def test_a_busy_process_is_there_and_ends() -> None:
+    process = psutil.Process()
+    before = {child.pid for child in process.children()}
+    candidate = Candidate(
+        "busy",
+        lambda: {"others": 1.0 * len({c.pid for c in process.children()} - before)},
+        beside=True,
+    )
+    times = interleave([candidate], 1)
+    assert times.parts("busy") == {"others": 1.0}
+    assert {child.pid for child in process.children()} == before
 
 
 def test_rates_of_convolution() -> None:

@@ -16,12 +16,13 @@ import pytest
 from rich.console import Console
 
 from kstep import reading
+from kstep.bench.steps import METHODS
 from kstep.config import rendered_size
 from kstep.run import folder, saved_encoders
 from kstep.run.folder import FORMAT, Attempt, Evaluated, Run, RunFolder
 from kstep.sweep import cost
 from kstep.sweep import plan as planning
-from kstep.sweep.cost import assumptions, estimate, measured_speeds
+from kstep.sweep.cost import assumptions, cost_of, estimate, measured_speeds
 from kstep.sweep.experiments import MOST_SEEDS, SCALES, read, seeds, shipped
 from kstep.sweep.plan import RunSpec, plan, status
 from kstep.types import KstepError
@@ -430,6 +431,30 @@ def test_estimates_use_what_was_measured(tmp_path: Path) -> None:
     assert after.core_hours == pytest.approx(3 * 12_500 * 0.1 / 3600)
     assert after.hours(cores=2) == pytest.approx(after.core_hours / 2)
     assert after.hours(cores=100) == pytest.approx(after.longest_core_hours)
+
+
+def test_every_methods_step_was_measured_for_both_presets_and_backends() -> None:
+    steps = assumptions()["step"]
+    for backend in ("torch", "native"):
+        for preset in ("paper", "cpu"):
+            measured = steps[backend][preset]
+            from_pixels = {w.name for w in METHODS if w.name != "sac_state"}
+            assert measured.keys() == from_pixels
+            # The decoder is counted, which passes through the encoder do not show.
+            assert 1.8 < measured["sac_ae"] / measured["sac_pixel"] < 2.6
+            assert 1.8 < measured["ksl"] / measured["sac_pixel"] < 2.2
+
+
+def test_variants_follow_by_their_passes_and_frozen_encoders_have_no_backward(
+    tmp_path: Path,
+) -> None:
+    grid = plan(read("k-l-grid", "paper"), tmp_path, seeds=[1])
+    seconds = {spec.method: cost_of(spec, "native").core_seconds for spec in grid}
+    other = float(assumptions()["decision"]["seconds"])
+    own = float(assumptions()["step"]["native"]["paper"]["ksl"])
+    assert seconds["ksl-k1-l0"] - other == pytest.approx(own * (5.5 + 4) / (7.5 + 4))
+    frozen = replace(grid[0], method="ksl", frozen_encoder=tmp_path)
+    assert cost_of(frozen, "native").core_seconds - other == pytest.approx(own * 7.5 / 11.5)
 
 
 def test_assumed_passes_are_those_of_the_docs() -> None:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -39,6 +40,7 @@ def bench(options: Options, console: Console) -> dict[str, Any]:
         "rounds": run.rounds,
         "threads": list(run.threads),
         "backends": list(run.backends),
+        "instructions": instructions(),
         "sections": list(options.sections),
         "notices": run.notices,
         "system": values.encode(system.describe("cpu", _rendering(run.size))),
@@ -52,6 +54,15 @@ def bench(options: Options, console: Console) -> dict[str, Any]:
     drawn = figure.draw(document, picture)
     say(console, f"written: {out}" + (f" and {picture}" if drawn else ""))
     return document
+
+
+def instructions() -> dict[str, str]:
+    """Return the instruction sets in use, ours and PyTorch's: speeds are theirs."""
+    try:
+        ours = native.kernels().instructions
+    except native.Unavailable:
+        ours = "none"
+    return {"native": ours, "torch": torch.backends.cpu.get_cpu_capability().lower()}
 
 
 class _Run:

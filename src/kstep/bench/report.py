@@ -21,10 +21,11 @@ def show(document: dict[str, Any], console: Console) -> None:
     """Print every section that was measured, promises last."""
     machine = document["system"]
     threads = ", ".join(map(str, document["threads"]))
+    sets = ", ".join(f"{name} {used}" for name, used in document["instructions"].items())
     say(
         console,
-        f"{machine['processor']}; torch {machine['versions']['torch']}; threads {threads}; "
-        f"medians of {document['rounds']} rounds in turns",
+        f"{machine['processor']}; instructions: {sets}; torch {machine['versions']['torch']}; "
+        f"threads {threads}; medians of {document['rounds']} rounds in turns",
     )
     if document["size"] != "paper":
         say(console, "debug size: this shows whether it works, not how fast it is")
@@ -38,10 +39,11 @@ def show(document: dict[str, Any], console: Console) -> None:
         ("cost", _cost),
         ("memory", _memory),
         ("renderers", _renderers),
-        ("promises", _promises),
     ):
         if document.get(section):
             console.print(table(document[section]))
+    if document["promises"]:
+        console.print(_promises(document["promises"], sets))
 
 
 def _table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]] = ()) -> Table:
@@ -173,8 +175,8 @@ def _renderers(rows: list[dict[str, Any]]) -> Table:
     )
 
 
-def _promises(rows: list[dict[str, Any]]) -> Table:
-    table = _table("promises", ("", "measured", "promised", "kept"))
+def _promises(rows: list[dict[str, Any]], instructions: str) -> Table:
+    table = _table(f"promises ({instructions})", ("", "measured", "promised", "kept"))
     for row in rows:
         unit = f" {row['unit']}" if row["unit"] else ""
         bound = f"{'at least' if row['at_least'] else 'at most'} {row['bound']:g}{unit}"

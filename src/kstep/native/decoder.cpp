@@ -121,16 +121,23 @@ struct Plan {
 
 // A map with its border of zeros; that of the features has no ReLU behind it yet.
 void with_border(const Layer& layer, const float* from, int count, bool features, float* to) {
-  const int width = layer.size.width, wide = width + 2 * kBorder;
-  memset(to, 0, layer.padded() * count * sizeof(float));
-  for (int n = 0; n < count; n++, to += layer.padded())
-    for (int r = 0; r < layer.size.height; r++, from += (size_t)width * kChannels) {
-      float* line = to + ((size_t)(r + kBorder) * wide + kBorder) * kChannels;
+  const size_t line = (size_t)layer.size.width * kChannels, side = kBorder * kChannels;
+  const size_t rows = kBorder * (line + 2 * side);  // those above, and those below
+  const auto zeros = [&to](size_t number) {
+    memset(to, 0, number * sizeof(float));
+    to += number;
+  };
+  for (int n = 0; n < count; n++) {
+    zeros(rows);
+    for (int r = 0; r < layer.size.height; r++, from += line, to += line, zeros(side)) {
+      zeros(side);
       if (!features)
-        memcpy(line, from, (size_t)width * kChannels * sizeof(float));
+        memcpy(to, from, line * sizeof(float));
       else
-        for (int i = 0; i < width * kChannels; i++) line[i] = positive(from[i]);
+        for (size_t i = 0; i < line; i++) to[i] = positive(from[i]);
     }
+    zeros(rows);
+  }
 }
 void without_border(const Layer& layer, const float* from, int count, float* to) {
   const int width = layer.size.width, wide = width + 2 * kBorder;
@@ -238,8 +245,10 @@ void backward(const Kernels& k, Pool& pool, const Plan& plan, int batch, const f
         g = below;
       }
       const size_t size = plan.layer[0].inputs(), at = from * size;
-      for (size_t i = 0; i < size * count; i++)
-        features_gradient[at + i] = features[at + i] <= 0 ? 0 : g[i];
+      for (size_t i = 0; i < size * count; i++) {
+        const float x = features[at + i], passed = g[i];  // both loaded, or this would be a branch
+        features_gradient[at + i] = x <= 0 ? 0 : passed;
+      }
     }
   });
   constexpr size_t kSlice = 8192;

@@ -136,8 +136,11 @@ static void spread_forward(const float* input, const float* packed, const float*
       for (int k = 0; k < 3; k++) {
         float* to = output + (r * s.stride + k) * line;
         const float* from = scratch + k * run;
-        for (int p = 0; p < s.width; p++, to += step, from += taps)
-          for (int i = 0; i < run; i++) to[i] += from[i];
+        for (int p = 0; p < s.width; p++, to += step, from += taps) {
+          int i = 0;
+          for (; i + W <= run; i += W) V::store(to + i, V::add(V::load(to + i), V::load(from + i)));
+          for (; i < run; i++) to[i] += from[i];
+        }
       }
     }
     if (relu)
@@ -161,7 +164,10 @@ static void spread_backward(const float* gradient, const float* output, const fl
   for (int n = 0; n < count; n++, gradient += image) {
     const float* g = gradient;
     if (output) {
-      for (size_t i = 0; i < image; i++) masked[i] = output[i] <= 0 ? 0 : gradient[i];
+      for (size_t i = 0; i < image; i++) {
+        const float y = output[i], passed = gradient[i];
+        masked[i] = y <= 0 ? 0 : passed;
+      }
       output += image;
       g = masked;
     }

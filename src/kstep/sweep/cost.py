@@ -1,7 +1,7 @@
 """What runs cost: hours, memory and disk, from measured speeds where there are any.
 
-Other runs take the speeds of `speeds.toml`, which follow from how often a method passes images
-through the encoder, forward and backward, and from what computes the convolutions.
+Other runs take the learning steps of `speeds.toml`, measured for every method, preset and backend.
+Variants of a method follow by how often they pass images through the encoder.
 """
 
 from __future__ import annotations
@@ -104,21 +104,35 @@ def _cost(spec: RunSpec, backend: Backend) -> Cost:
     if experiment.method.observation == "state":
         seconds, frame = float(assumed["state"]["seconds"]), 400
     else:
-        passes = assumed["passes"]
-        name = next(n for n in (spec.method, experiment.method.base, "ksl") if n in passes)
-        forward, backward = passes[name]
-        units = assumed["unit"]["native" if backend == "native" else "torch"]
+        names = (spec.method, experiment.method.base, "ksl")
         trained = spec.frozen_encoder is None
-        seconds = (forward + 2 * backward * trained) * units.get(spec.preset, units["paper"])
-        if spec.preset != "debug":
-            seconds *= learning.batch_size / 128
-            seconds += float(assumed["decision"]["seconds"])
+        seconds = _step(names, spec.preset, backend, trained=trained, batch=learning.batch_size)
         frame = 3 * experiment.env.size**2
     # The array is as large as the budget could fill; what the run can touch is less.
     kept = min(learning.replay_capacity, math.ceil(spec.env_steps / spec.action_repeat))
     replay = kept * frame * 1.02 / 1e9
     process = float(assumed["memory"]["process_gb"])
     return Cost(seconds, process + replay, float(assumed["disk"]["run_gb"]) + replay)
+
+
+def _step(
+    names: Sequence[str], preset: str, backend: Backend, *, trained: bool, batch: int
+) -> float:
+    """Core-seconds per decision of the first of these methods that is known, from images."""
+    assumed = assumptions()
+    steps = assumed["step"]
+    if preset == "debug":
+        return float(steps["debug"]["seconds"])
+    of_backend = steps["native" if backend == "native" else "torch"]
+    measured = of_backend.get(preset, of_backend["paper"])
+    passes = assumed["passes"]
+    known = next(name for name in names if name in measured or name in passes)
+    like = known if known in measured else "ksl"
+    forward, backward = passes[known]
+    units = forward + 2 * backward * trained
+    all_units = passes[like][0] + 2 * passes[like][1]
+    step = float(measured[like]) * units / all_units * batch / 128
+    return step + float(assumed["decision"]["seconds"])
 
 
 def _encoders_gb(spec: RunSpec) -> float:
