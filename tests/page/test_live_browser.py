@@ -90,6 +90,7 @@ def test_what_a_reader_has_chosen_stays_when_news_come(tmp_path: Path) -> None:
         chip = page.locator(".chip", has_text="drq")
         chip.click()
         page.locator('figure[data-name="curve-toy_reach"] .canvas').scroll_into_view_if_needed()
+        until(page, f"{POINTS} >= 1")  # figures are drawn when they are seen
         page.select_option("#axis", "decisions")
         table = page.locator('.table[data-name="runs"]')
         column = table.get_by_role("button", name="return", exact=True)
