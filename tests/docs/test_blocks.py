@@ -48,6 +48,8 @@ ELSEWHERE = {
 """Pages whose Python is run, and looked at more closely, by a test of their own."""
 LONG = ("bench", "doctor", "selfcheck", "sweep")
 """Verbs that take long, or start processes: read here, run by the slow test."""
+ENDLESS = ("watch",)
+"""Verbs that end when they are interrupted: only read here; they have tests of their own."""
 LONG_PAGES = ("docs/results/representations/README.md",)
 """Only the slow tests run these: all nine questions, of three methods."""
 MAKEFILE = (ROOT / "Makefile").read_text()
@@ -139,7 +141,7 @@ def command(words: list[str], *, long: bool) -> int:
     """Run a command and return its exit code, or check that it could be run."""
     program, *rest = words
     if program == "kstep":
-        if rest[0] in LONG and not long and "--plan" not in rest:
+        if rest[0] in ENDLESS or (rest[0] in LONG and not long and "--plan" not in rest):
             cli.parsed(smaller(rest))
             return 0
         return kstep(smaller(rest))
