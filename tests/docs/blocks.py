@@ -90,6 +90,10 @@ def smaller(words: Sequence[str]) -> list[str]:
     scaled = any(" ".join(words).startswith(name) for name in SCALED)
     if scaled and "--plan" not in rest:
         flags["--scale"] = "debug"
+    if verb == "sweep" and "--plan" not in rest:
+        flags |= {"--seeds": 1, "--engine": "local"}  # tests/sweep has Ray and Slurm
+        if "--address" in rest:
+            del rest[rest.index("--address") : rest.index("--address") + 2]
     for flag, value in flags.items():
         if flag in rest:  # to stand there twice would be refused
             del rest[rest.index(flag) : rest.index(flag) + (2 if value else 1)]
