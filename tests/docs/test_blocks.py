@@ -81,6 +81,7 @@ def here(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     folder = tmp_path / "here"
     shutil.copytree(home, folder)
     monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "settings"))
     monkeypatch.setattr(own, "imported", [])
     monkeypatch.setattr(tasks, "OWN", set())
@@ -160,9 +161,9 @@ def command(words: list[str], *, long: bool) -> int:
         return 0
     if program == "pip":
         known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-        (extra,) = re.findall(r"^\.\[(\w+)\]$", rest[-1])
+        (extras,) = re.findall(r"^\.\[([\w,]+)\]$", rest[-1])
         assert rest[0] == "install"
-        assert extra in known["optional-dependencies"]
+        assert set(extras.split(",")) <= set(known["optional-dependencies"])
         return 0
     assert program == "python"
     if rest[0] == "-m":
