@@ -182,14 +182,14 @@ class Shape:
 class Decoding:
     """Features and the transposed convolutions behind them: strides, (H, W, C) of each output."""
 
-    features: tuple[int, int]
+    features: tuple[int, ...]
     strides: tuple[int, ...]
-    maps: tuple[tuple[int, int, int], ...]
+    maps: tuple[tuple[int, ...], ...]
 
     @property
     def usable(self) -> bool:
         """Whether there are kernels for this shape."""
-        before = (self.features, *((height, width) for height, width, _ in self.maps))
+        before = (self.features, *(map_[:2] for map_ in self.maps))
         return (
             1 <= len(self.strides) <= MOST_LAYERS
             and not set(self.strides) - {1, 2}
