@@ -189,7 +189,7 @@ class Decoding:
     @property
     def usable(self) -> bool:
         """Whether there are kernels for this shape."""
-        before = (self.features, *((height, width) for height, width, _ in self.maps))
+        before = (self.features, *(map_[:2] for map_ in self.maps))
         return (
             1 <= len(self.strides) <= MOST_LAYERS
             and not set(self.strides) - {1, 2}

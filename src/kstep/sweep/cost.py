@@ -131,8 +131,8 @@ def _step(
     forward, backward = passes[known]
     units = forward + 2 * backward * trained
     all_units = passes[like][0] + 2 * passes[like][1]
-    step = float(measured[like]) * units / all_units * batch / 128
-    return step + float(assumed["decision"]["seconds"])
+    share = float(units / all_units) * batch / 128
+    return float(measured[like]) * share + float(assumed["decision"]["seconds"])
 
 
 def _encoders_gb(spec: RunSpec) -> float:
