@@ -64,6 +64,7 @@ class Noise(TorchFunctionMode):
         self.choices: deque[Tensor] = deque()
         self.probabilities: list[Tensor] = []
         """Of what was chosen, for every choice."""
+        self._times: Tensor | None = None
 
     def __torch_function__(
         self,
@@ -78,11 +79,14 @@ class Noise(TorchFunctionMode):
                 return self._next(self.normal, args[0])
             if func is torch.rand:
                 return self._next(self.uniform, args[0])
-            if func is torch.multinomial:
-                probability, samples = args
-                self.probabilities.append(probability.clone())
-                return self._next(self.choices, (len(probability), samples))
+            if func is torch.Tensor.exponential_:
+                # Waiting times, of which the shortest, weighted, is the choice: that of no other.
+                self._times = torch.full_like(args[0], torch.inf)
+                chosen = self._next(self.choices, (len(args[0]), 1))
+                return self._times.scatter_(1, chosen, 1.0)
             raise AssertionError(f"{func} draws, and nothing is prescribed for it")
+        if self._times is not None and len(args) == 2 and args[1] is self._times:
+            self.probabilities.append(args[0].clone())
         return func(*args, **kwargs)
 
     @staticmethod
