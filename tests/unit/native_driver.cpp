@@ -73,6 +73,12 @@ struct Random {
   uint32_t operator()() { return (state = state * 1664525u + 1013904223u) >> 16; }
 };
 
+static std::vector<float*> pointers(std::vector<std::vector<float>>& v) {
+  std::vector<float*> p;
+  for (auto& x : v) p.push_back(x.data());
+  return p;
+}
+
 static void encoder(const Encoder& e, int threads) {
   Random next;
   std::vector<uint8_t> frames((size_t)e.batch * e.frames * e.height * e.width * e.colours);
@@ -89,11 +95,6 @@ static void encoder(const Encoder& e, int threads) {
     db.emplace_back(32);
     inputs = 32;
   }
-  auto pointers = [](std::vector<std::vector<float>>& v) {
-    std::vector<float*> p;
-    for (auto& x : v) p.push_back(x.data());
-    return p;
-  };
   auto pw = pointers(weights), pb = pointers(biases), pm = pointers(maps), pdw = pointers(dw),
        pdb = pointers(db);
   std::vector<float> gradient(maps.back().size(), 1.f);
@@ -167,11 +168,6 @@ static void decoder(const Decoder& d, int threads) {
   std::vector<float> features((size_t)d.batch * d.height * d.width * 32);
   for (auto& x : features) x = (next() % 2001 - 1000.f) / 1000;
   std::vector<float> gradient(maps.back().size(), 1.f), dx(features.size());
-  auto pointers = [](std::vector<std::vector<float>>& v) {
-    std::vector<float*> p;
-    for (auto& x : v) p.push_back(x.data());
-    return p;
-  };
   auto pw = pointers(weights), pb = pointers(biases), pm = pointers(maps), pdw = pointers(dw),
        pdb = pointers(db);
   require(kstep_decoder_forward(&d, features.data(), pw.data(), pb.data(), pm.data(), threads));

@@ -49,6 +49,19 @@ class Parts {
   size_t total_ = 0;
 };
 
+// Add the sums of groups, `size` floats each, to those of the first, in their order; slices of them are
+// independent of each other.
+inline void add_groups(Pool& pool, float* total, size_t size, int groups, int threads) {
+  constexpr size_t kSlice = 8192;
+  pool.run((int)((size + kSlice - 1) / kSlice), threads, [&](int slice, int) {
+    const size_t from = slice * kSlice, to = std::min(from + kSlice, size);
+    for (int group = 1; group < groups; group++) {
+      const float* other = total + size * group;
+      for (size_t i = from; i < to; i++) total[i] += other[i];
+    }
+  });
+}
+
 // Nothing thrown may cross a C interface.
 template <class Work>
 const char* guarded(Work work) {

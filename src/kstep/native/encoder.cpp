@@ -217,16 +217,8 @@ void backward(const Kernels& k, const Plan& plan, int batch, const float* gradie
                        mine);
     }
   });
-  // Add the groups in their order; slices of the sums are independent of each other.
-  constexpr size_t kSlice = 8192;
   float* total = base + all_sums;
-  pool.run((int)((sums.total() + kSlice - 1) / kSlice), threads, [&](int slice, int) {
-    const size_t from = slice * kSlice, to = std::min(from + kSlice, sums.total());
-    for (int group = 1; group < groups; group++) {
-      const float* other = total + sums.total() * group;
-      for (size_t i = from; i < to; i++) total[i] += other[i];
-    }
-  });
+  add_groups(pool, total, sums.total(), groups, threads);
   pool.run(plan.layers, threads, [&](int l, int) {
     plan.layer[l].unpack(k, total + weight_sum[l], weight_gradients[l]);
     memcpy(bias_gradients[l], total + bias_sum[l], kChannels * sizeof(float));
