@@ -17,7 +17,7 @@ from kstep.optimizers import Ema, Optimizers
 from kstep.rl.core import Encoded
 from kstep.rl.sac import SAC
 from kstep.rng import Streams
-from kstep.types import TransitionBatch
+from kstep.types import Backend, TransitionBatch
 from tests.make import agent_and_replay, expect, filled_replay, moved, snapshot, spec_for, tiny
 from tests.passes import per_update
 
@@ -153,9 +153,9 @@ def test_slow_copies_move_in_their_turn_and_by_their_rate(
     steps: list[str] = []
     original = Ema.step
 
-    def step(self: Ema) -> None:
+    def step(self: Ema, backend: Backend = "torch") -> None:
         before = snapshot(dict(self.slow.named_parameters()))
-        original(self)
+        original(self, backend)
         for name, parameter in self.slow.named_parameters():
             online = dict(self.online.named_parameters())[name]
             expected = (1 - self.rate) * before[name] + self.rate * online
@@ -507,10 +507,10 @@ def test_the_order_of_an_update(method: str, monkeypatch: pytest.MonkeyPatch) ->
         steps.append(name)
         minimize(self, name, loss, partly=partly)
 
-    def averaging(self: Ema) -> None:
+    def averaging(self: Ema, backend: Backend = "torch") -> None:
         if steps[-1] != "slow":  # one entry for all of them
             steps.append("slow")
-        step(self)
+        step(self, backend)
 
     monkeypatch.setattr(Optimizers, "minimize", listening)
     monkeypatch.setattr(Ema, "step", averaging)
