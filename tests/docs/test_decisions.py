@@ -31,7 +31,8 @@ REGISTER = tuple(f"D{number:02d}" for number in range(1, 37))
 """Where paper and code differ; our own decisions are numbered from D40."""
 READINGS = ("ksl", "ksl-results", "ksl-released")
 NAMES = ("method.base", "method.variant")
-TASK = "cartpole_swingup"
+TASK, GYM_TASK = "cartpole_swingup", "gym:Pusher-v5"
+"""Some settings are for Gymnasium's environments alone."""
 
 KEY = re.compile(
     r"`(?:--set )?((?:method|env|evaluation|learning|core|sac|encoder|auxiliary|augment|replay)"
@@ -157,8 +158,12 @@ def test_keys_in_the_text_exist_and_can_be_set(page: Path) -> None:
 
 
 def accepts(method: str, text: str) -> bool:
+    return any(_resolves(method, task, text) for task in (TASK, GYM_TASK))
+
+
+def _resolves(method: str, task: str, text: str) -> bool:
     try:
-        resolve(method, TASK, overrides=[text])
+        resolve(method, task, overrides=[text])
     except KstepError:
         return False
     return True

@@ -6,17 +6,15 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from gymnasium import spaces
-from torch import Tensor
 
 import kstep
 from kstep import KstepError, Run, cli
@@ -25,10 +23,6 @@ from kstep.envs.actions import BoxActions, DiscreteActions
 from kstep.envs.sight import resized
 from kstep.interop.export import LOADER, export, network_of
 from kstep.methods import METHODS
-from kstep.nets.base import Encoder, EncoderConfig
-from kstep.rl.core import CoreConfig
-from kstep.rl.sac import SAC, SACConfig
-from kstep.types import ActionKind
 from tests.make import agent_and_replay, tiny
 from tests.runs import experiment, go
 
@@ -72,31 +66,11 @@ class Arm(gymnasium.Env[Any, Any]):
         }
 
 
-@dataclass(frozen=True)
-class ChoosingConfig(SACConfig):
-    """A core that chooses the largest of as many numbers as there are actions."""
-
-    kind: ClassVar[str] = "test choosing"
-    acts_in: ClassVar[tuple[ActionKind, ...]] = ("box", "discrete")
-
-    def build(self, encoder: Encoder, head: EncoderConfig, action_dim: int) -> SAC:
-        return Choosing(self, encoder, head, action_dim)
-
-
-class Choosing(SAC):
-    def act(
-        self, encoder: Encoder, observation: Tensor, generator: torch.Generator | None
-    ) -> Tensor:
-        numbers = self.policy(encoder, observation).mean
-        return F.one_hot(numbers.argmax(-1), numbers.shape[-1]).to(numbers)
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _registered() -> Iterator[None]:
     gymnasium.register("KstepExported-v0", lambda **_: Arm(), max_episode_steps=12)
     yield
     del gymnasium.registry["KstepExported-v0"]
-    del CoreConfig.kinds["test choosing"]
 
 
 @pytest.fixture(scope="module")
@@ -106,8 +80,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     arm = replace(tiny("ksl"), env_steps=50, evaluation=short)
     arm = replace(arm, env=replace(arm.env, task="gym:KstepExported-v0"))
     choosing = experiment("rad", 40)  # which crops
-    core = choosing.method.core
-    method = replace(choosing.method, core=ChoosingConfig(hidden=core.hidden, init=core.init))  # type: ignore[attr-defined]
+    method = replace(choosing.method, core=tiny("dqn").method.core)
     env = replace(choosing.env, task="toy_arrows")
     return {
         "image": go(folder / "image", experiment("ksl", 60)),

@@ -140,7 +140,7 @@ class DQN(NStepCore):
         generator: torch.Generator,
     ) -> tuple[Tensor, Encoded, Metrics]:
         loss, encoded, metrics = super().critic_loss(encoder, slow_encoder, batch, generator)
-        return loss, encoded, metrics | {"actor/epsilon": torch.tensor(self.epsilon)}
+        return loss, encoded, metrics | {"actor/epsilon": loss.new_full((), self.epsilon)}
 
     def actor_losses(
         self, encoder: Encoder, observation: Tensor, encoded: Encoded, generator: torch.Generator
