@@ -228,20 +228,22 @@ def promise(
 
 NORMALIZED = {KSL.name: 2.2}
 """At most this multiple of SAC from pixels; the paper's KSL takes 3.9."""
-OVER_PLAIN = {KSL.name: 1.8, RELEASED.name: 1.6}
+OVER_PLAIN = {"native": 2.4, "torch": 1.1}
+"""Backend -> at least this many times as fast as the plain reference, KSL's text and release."""
 OVER_TORCH = {
-    "encoder, forward": 2.0,
-    "encoder, forward + backward": 2.5,
-    "compact encoder, forward + backward": 1.5,
-    f"a learning step of {KSL.name}": 1.9,
+    "encoder, forward": (2.0, 2.0),
+    "encoder, forward + backward": (2.5, 2.2),
+    "compact encoder, forward + backward": (1.5, 1.5),
+    f"a learning step of {KSL.name}": (1.9, 1.9),
 }
+"""At least this many times as fast as PyTorch: on one thread, on several."""
 
 
 def promises(made: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield every promise that these results bear on."""
     for row in made.get("plain", ()):
         text = f"{row['method']}: times as fast as the plain reference ({row['backend']})"
-        yield promise(text, row["ratio"], OVER_PLAIN[row["method"]], True)
+        yield promise(text, row["ratio"], OVER_PLAIN[row["backend"]], True)
     for row in made.get("methods", ()):
         if row["method"] in NORMALIZED:
             text = f"{row['method']}: over SAC from pixels ({row['backend']})"
@@ -271,4 +273,4 @@ def promises(made: dict[str, Any]) -> Iterator[dict[str, Any]]:
         if row["what"] in OVER_TORCH and "ratio" in row:
             number = f"{row['threads']} thread{'s' * (row['threads'] > 1)}"
             text = f"{row['what']}: native times as fast as PyTorch ({number})"
-            yield promise(text, row["ratio"], OVER_TORCH[row["what"]], True)
+            yield promise(text, row["ratio"], OVER_TORCH[row["what"]][row["threads"] > 1], True)
