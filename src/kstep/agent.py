@@ -9,11 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kstep.auxiliary.base import AuxiliaryTask, RewardSource, Shapes
-from kstep.data.batches import Batch, to_device
+from kstep.data.batches import to_device
 from kstep.data.replay import Replay
 from kstep.methods.base import Method
 from kstep.native import Backend
@@ -84,7 +83,9 @@ class Agent:
     def update(self, replay: Replay, *, every_part: bool = False) -> Update:
         """Take one learning step. `every_part`: also those parts whose turn it is not."""
         due = self.due(every_part)
-        batch = self.draw(replay, sequences=due.auxiliary)
+        batch = self.batches.draw(replay, sequences=due.auxiliary)
+        if self.spec.vector_dim:
+            self.adapt(batch.transitions)
         turn = self.method.auxiliary.turn if self.method.auxiliary is not None else None
         metrics: Metrics = {}
 
@@ -120,14 +121,11 @@ class Agent:
         self.updates += 1
         return Update(metrics, encoded.latent)
 
-    def draw(self, replay: Replay, *, sequences: bool) -> Batch:
-        """Draw what an update learns from, and let the encoders know its numbers if it has any."""
-        batch = self.batches.draw(replay, sequences=sequences)
-        if self.spec.vector_dim:
-            encoders = (self.encoder, self.slow_encoder, self.auxiliary_slow_encoder)
-            for encoder in dict.fromkeys(encoders):
-                encoder.adapt(batch.transitions.observation)
-        return batch
+    def adapt(self, batch: TransitionBatch) -> None:
+        """Let the encoders know which numbers observations have beside images."""
+        encoders = (self.encoder, self.slow_encoder, self.auxiliary_slow_encoder)
+        for encoder in dict.fromkeys(encoders):
+            encoder.adapt(batch.observation)
 
     def due(self, every_part: bool = False) -> Due:
         """Which parts the next update takes."""
@@ -195,9 +193,11 @@ class Agent:
 
     def pretrain(self, replay: Replay) -> Metrics:
         """Take one step of the auxiliary task alone."""
-        sequences = self.draw(replay, sequences=True).sequences
-        assert sequences is not None
-        return self.update_auxiliary(sequences)
+        batch = self.batches.draw(replay, sequences=True)
+        assert batch.sequences is not None
+        if self.spec.vector_dim:
+            self.adapt(batch.transitions)
+        return self.update_auxiliary(batch.sequences)
 
     @torch.no_grad()
     def act(self, observation: Array, *, explore: bool) -> Array:
@@ -211,7 +211,7 @@ class Agent:
         size, chance = self.spec.action_dim, self.streams.act
         if self.spec.actions == "discrete":
             index = torch.randint(size, (), generator=chance, device=chance.device)
-            return F.one_hot(index, size).float().cpu().numpy()
+            return torch.eye(size)[index.cpu()].numpy()
         uniform = torch.rand(size, generator=chance, device=chance.device)
         return (2.0 * uniform - 1.0).cpu().numpy()
 

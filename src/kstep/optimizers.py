@@ -54,11 +54,7 @@ class Optimizers:
     """Named Adam optimizers over declared parameters."""
 
     def __init__(
-        self,
-        groups: Mapping[str, Group],
-        backend: Backend = "torch",
-        *,
-        broken: Tensor | None = None,
+        self, groups: Mapping[str, Group], backend: Backend = "torch", broken: Tensor | None = None
     ) -> None:
         """`broken`: 0.0 on a device that must not be waited for; see `minimize`."""
         self.groups, self.broken = dict(groups), broken
@@ -106,19 +102,16 @@ class Optimizers:
         for name, group in self.groups.items():
             state: Any = self._adams[name].state
             for key, parameter in group.named_parameters():
-                saved = below(tensors, f"{name}/{key}")
-                _require_moments(parameter, saved, f"{name}/{key}")
+                saved, shape = below(tensors, f"{name}/{key}"), parameter.shape
+                found = {k: v.shape for k, v in saved.items() if v.is_floating_point()}
+                # Before the first step there are none.
+                if saved and found != {"step": (), "exp_avg": shape, "exp_avg_sq": shape}:
+                    raise KstepError(
+                        f"the moments of {name}/{key} do not fit a parameter {tuple(shape)}"
+                    )
                 state[parameter] = {
                     k: laid_out_like(parameter, v.clone()) for k, v in saved.items()
                 }
-
-
-def _require_moments(parameter: Tensor, saved: Mapping[str, Tensor], path: str) -> None:
-    """Refuse moments that Adam could not continue with; before the first step there are none."""
-    shapes = {"step": torch.Size(), "exp_avg": parameter.shape, "exp_avg_sq": parameter.shape}
-    found = {name: tensor.shape for name, tensor in saved.items() if tensor.is_floating_point()}
-    if saved and found != shapes:
-        raise KstepError(f"the moments of {path} do not fit a parameter {tuple(parameter.shape)}")
 
 
 def below(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:

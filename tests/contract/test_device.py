@@ -206,7 +206,7 @@ def test_a_non_finite_loss_is_never_stepped_with(
             return loss * float("nan"), *rest
 
         broken.setattr(type(agent.core), "critic_loss", critic_loss)
-        agent.update_critic(agent.draw(replay, sequences=False).transitions)
+        agent.update_critic(agent.batches.draw(replay, sequences=False).transitions)
     update = agent.update(replay, every_part=True)
     assert all(value.isfinite() for value in update.metrics.values())
     assert not moved(before[0], parameters)

@@ -170,18 +170,11 @@ class KSL(AuxiliaryTask):
         layers: Sequence[nn.Module] = (),
     ) -> tuple[Tensor, Metrics]:
         """The loss over `batch.observation` (B, k + 1, S, ...) and `batch.action` (B, k, A)."""
-        distances = [
-            distance.mean()
-            for distance in self.distances(
-                encode, encode_slow, batch.observation, batch.action, layers
-            )
-        ]
-        total = torch.stack(distances)
-        loss = total.mean() if self.config.reduce == "mean" else total.sum()
-        steps = {
-            f"auxiliary/ksl_step{j + 1}": distance.detach() for j, distance in enumerate(distances)
-        }
-        return loss, {"auxiliary/loss": loss.detach(), **steps}
+        distances = self.distances(encode, encode_slow, batch.observation, batch.action, layers)
+        steps = torch.stack([distance.mean() for distance in distances])
+        loss = steps.mean() if self.config.reduce == "mean" else steps.sum()
+        found = {f"auxiliary/ksl_step{j + 1}": step for j, step in enumerate(steps.detach())}
+        return loss, {"auxiliary/loss": loss.detach(), **found}
 
     def distances(
         self,

@@ -38,13 +38,14 @@ class Batches:
         self.size, self.views = method.learning.batch_size, method.core.critic_views
         self.augment, self.auxiliary = method.augment, method.auxiliary
         self.own = method.auxiliary.own_sequences if method.auxiliary is not None else None
+        self.horizon = method.auxiliary.horizon if method.auxiliary is not None else 1
         self.streams, self.device = streams, device
 
     def draw(self, replay: Replay, *, sequences: bool) -> Batch:
         """Draw a batch; with `sequences` also what the auxiliary task learns from."""
         auxiliary, streams = self.auxiliary, self.streams
         if auxiliary is not None and auxiliary.shares_windows:
-            windows = self._sequences(replay, auxiliary.horizon, self.augment)
+            windows = self._sequences(replay, self.augment)
             return Batch(_first_transition(windows), windows)
         drawn = replay.sequences(self.size, 1, streams.replay)
         transitions = self._transitions(drawn)
@@ -52,8 +53,7 @@ class Batches:
             return Batch(transitions, None)
         if self.own is None:
             return Batch(transitions, self._same_views(transitions, drawn.observation.at(0)))
-        own = self.own
-        return Batch(transitions, self._sequences(replay, own.horizon, own.augment, own.sampling))
+        return Batch(transitions, self._sequences(replay, self.own.augment, self.own.sampling))
 
     def _transitions(self, drawn: Sequences) -> TransitionBatch:
         """Make `views` random views of each observation, one after the other."""
@@ -74,10 +74,8 @@ class Batches:
             bootstrap=bootstrap.repeat(views),
         )
 
-    def _sequences(
-        self, replay: Replay, horizon: int, augment: Augment, rule: Rule = "any"
-    ) -> SequenceBatch:
-        drawn = replay.sequences(self.size, horizon, self.streams.replay, rule=rule)
+    def _sequences(self, replay: Replay, augment: Augment, rule: Rule = "any") -> SequenceBatch:
+        drawn = replay.sequences(self.size, self.horizon, self.streams.replay, rule=rule)
         view = augment.train_view(drawn.observation, self.streams.augment)
         rest = (drawn.action, drawn.reward, drawn.bootstrap)
         observation, action, reward, bootstrap = to_device(self.device, view, *rest)

@@ -58,5 +58,5 @@ class NStepBatches(Batches):
             return batch
         if own is None:
             return Batch(batch.transitions, super().draw(replay, sequences=True).sequences)
-        found = self._sequences(replay, own.horizon, own.augment, own.sampling)
+        found = self._sequences(replay, own.augment, own.sampling)
         return Batch(batch.transitions, found)
