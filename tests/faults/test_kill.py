@@ -284,7 +284,7 @@ def test_a_killed_run_of_the_real_task_ends_as_if_it_had_not_been(tmp_path: Path
 
     def arguments(folder: Path) -> list[str]:
         words = [sys.executable, "-m", "kstep", "train", "ksl", "cartpole_swingup"]
-        words += ["--preset", "debug", "--set", "method.image_size=84", "--overlap", "on"]
+        words += ["--preset", "debug", "--set", "method.encoder.image_size=84", "--overlap", "on"]
         words += ["--threads", "1", "--checkpoint-minutes", "0.0005", "--folder", str(folder)]
         return words
 
