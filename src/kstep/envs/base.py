@@ -215,9 +215,12 @@ def try_out(env: ControlEnv, seed: int) -> None:
     Leaves no trace, since every episode is a function of its own seed, which is checked last.
     """
     first, _ = env.reset(seed=seed)
-    _, _, terminated, truncated, _ = env.step(env.actions.example())
+    second, _, terminated, truncated, _ = env.step(env.actions.example())
     if terminated or truncated:
         raise KstepError(f"{env} ends its episodes with the first decision; nothing can be learned")
+    # Of floats one may be sure; whole numbers could be labels, of which there are more later.
+    if (dark := env.sight.too_dark((first, second))) is not None and dark[0].floats:
+        raise KstepError(f"{env}: {dark[1]}")
     again, _ = env.reset(seed=seed)
     if not np.array_equal(first, again):
         raise KstepError(

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -141,6 +141,21 @@ class Sight:
             if not np.isfinite(parts[-1]).all():
                 raise Unseen(f"{called} that is not finite")
         return np.concatenate(parts)
+
+    def too_dark(self, frames: Sequence[Array]) -> tuple[Picture, str] | None:
+        """Return an image whose values end at 1 in all frames although its space says 255, and a
+        sentence about it; None if there is none."""
+        first = 0
+        for picture in self.pictures if self.source == "observation" else ():
+            last = first + math.prod(picture.shape) // math.prod(picture.size)
+            brightest = max(frame[: self.height, :, first:last].max() for frame in frames)
+            if picture.white == 255 and brightest == 1:
+                return picture, (
+                    f"{self._name(picture)} has no value above 1, where its space says 255: the "
+                    "agent would see black. Multiply it by 255, or let its space end at 1"
+                )
+            first = last
+        return None
 
     def _part(self, seen: Any, key: str) -> tuple[Any, str]:
         """Return one part of what is seen, and what to call it."""
