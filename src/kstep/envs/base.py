@@ -47,10 +47,10 @@ class ControlEnv(gymnasium.Env[Array, Any], abc.ABC):
         action_repeat: int,
         ends_after: int | None,
         time_limit: int | None,
-        camera: int,
+        camera: int = 0,
     ) -> None:
-        """`ends_after`: the env steps after which the simulator ends an episode by itself;
-        `time_limit`: those after which we do. One of them is needed."""
+        """`ends_after`: the task's own limit, in env steps; `time_limit`: one that was asked for,
+        which cannot be longer. One of them is needed, and the episode is cut off there."""
         if observation not in ("pixels", "state"):
             raise KstepError(f"observation must be pixels or state, not {observation!r}")
         if action_repeat < 1:

@@ -67,7 +67,6 @@ class GymnasiumEnv(ControlEnv):
             action_repeat=action_repeat,
             ends_after=None,
             time_limit=registered_limit if time_limit is None else time_limit,
-            camera=0,
         )
 
     def _open(

@@ -190,9 +190,24 @@ class Sight:
 def drawn(observation: ObservationKind, size: int, resize: str | None, numbers: int) -> Sight:
     """What is seen of an environment that draws at any size, and whose state has `numbers`."""
     height, width = side_lengths((size, size), size, resize)
+    picture = Picture("", (height, width, 3), (0, 1, 2))
+    return either(observation, picture, (numbers,), height, width, source="render")
+
+
+def either(
+    observation: ObservationKind,
+    picture: Picture,
+    state: tuple[int, ...],
+    height: int,
+    width: int,
+    *,
+    source: Source = "observation",
+    note: str = "",
+) -> Sight:
+    """What is seen of an environment with one picture and one state of this shape."""
     if observation == "state":
-        return Sight("observation", (), height, width, {"": (numbers,)})
-    return Sight("render", (Picture("", (height, width, 3), (0, 1, 2)),), height, width)
+        return Sight("observation", (), height, width, {"": state})
+    return Sight(source, (picture,), height, width, note=note)
 
 
 def look(
