@@ -235,7 +235,7 @@ def look(
         if render is None:
             raise Unseen(
                 "shows no image: needs an observation with one, such as a Box (H, W, 3) of uint8, "
-                'or render_mode="rgb_array"'
+                'or to be made with render_mode="rgb_array"'
             )
         pictures = [_rendered(render())]
         note = "" if image == RENDER else f"no image in the observation, {_short(space)}"

@@ -96,7 +96,7 @@ def export(
     """
     path = Path(output)
     if path.suffix not in SUFFIXES:
-        raise KstepError(f"--output must end in {' or '.join(SUFFIXES)}, not '{path.name}'")
+        raise KstepError(f"--output must end in {' or '.join(SUFFIXES)}, not '{output}'")
     if path.exists():
         raise KstepError(f"{path} exists already; choose another --output")
     beside = path.with_name(LOADER.name)
