@@ -1,4 +1,4 @@
-"""What Python code calls: train, load, evaluate; the command line does the same.
+"""What Python code calls to train and to evaluate; the command line does the same.
 
 Everything public is named in `kstep.__all__` and described in docs/api.md.
 """

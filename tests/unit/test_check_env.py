@@ -273,7 +273,9 @@ def test_the_command_ends_with_a_code(
     with pytest.raises(SystemExit) as ended:
         cli.main(["check-env", "gym:NoSuchThing-v0"])
     assert ended.value.code == 1
-    assert "If a module registers it: --import MODULE" in capsys.readouterr().out
+    assert (
+        "If a module or a file registers it: --import MODULE or FILE.py" in capsys.readouterr().out
+    )
 
 
 def test_python_checks_an_environment_as_it_is(

@@ -82,7 +82,8 @@ class GymnasiumEnv(ControlEnv):
             spec = gymnasium.spec(plain)
         except gymnasium.error.Error as error:
             raise KstepError(
-                f"{self} cannot be made: {error} If a module registers it: --import MODULE"
+                f"{self} cannot be made: {error} If a module or a file "
+                "registers it: --import MODULE or FILE.py"
             ) from error
         gym_id = spec.id
         if "mujoco" in str(spec.entry_point):
