@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Write requirements.lock: exact versions, with the hashes of their files, of everything that
-# pyproject.toml asks for, the extras that tests import (tb, atari, minatar, onnx, sb3, torchrl) and the
+# pyproject.toml asks for, the extras that tests import (tb, wandb, atari, minatar, onnx, sb3, torchrl) and
 # tools for development and documentation included. Versions that are locked already stay; arguments go to
 # pip-compile:
 # --upgrade, --upgrade-package rich.
@@ -24,7 +24,7 @@ extras = project["optional-dependencies"]
 print(
     *asked["build-system"]["requires"],
     *project["dependencies"],
-    *(text for name in ("tb", "atari", "minatar", "onnx", "sb3", "torchrl") for text in extras[name]),
+    *(text for name in ("tb", "wandb", "atari", "minatar", "onnx", "sb3", "torchrl") for text in extras[name]),
     *asked["dependency-groups"]["dev"],
     *asked["dependency-groups"]["docs"],
     sep="\n",

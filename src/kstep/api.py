@@ -1,4 +1,4 @@
-"""What Python code calls: train, load, evaluate; the command line does the same.
+"""What Python code calls to train and to evaluate; the command line does the same.
 
 Everything public is named in `kstep.__all__` and described in docs/api.md.
 """
@@ -12,6 +12,7 @@ import logging
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -94,8 +95,8 @@ def evaluate(
     run: Run | str | Path, *, episodes: int = 10, seed: int = 0, device: str = "cpu"
 ) -> Evaluation:
     """Run greedy episodes of a run's newest checkpoint, as `kstep eval` does."""
-    if episodes < 1:
-        raise KstepError(f"episodes must be at least 1, not {episodes}")
+    if not isinstance(episodes, Integral) or episodes < 1:
+        raise KstepError(f"episodes must be a whole number of at least 1, not {episodes!r}")
     with opened(folder_of(run), device, lanes=episodes) as (agent, lanes, _):
         return run_episodes(agent, lanes, evaluation_seeds(seed, -1, episodes))
 

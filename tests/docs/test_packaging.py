@@ -35,7 +35,7 @@ def locked() -> dict[str, tuple[str, int]]:
 def test_the_lock_has_what_is_asked_for_with_hashes_and_no_torch() -> None:
     asked = project()
     wanted = [Requirement(text) for text in asked["project"]["dependencies"]]
-    for extra in ("tb", "onnx", "sb3", "torchrl"):
+    for extra in ("tb", "wandb", "onnx", "sb3", "torchrl"):
         wanted += [Requirement(text) for text in asked["project"]["optional-dependencies"][extra]]
     for group in ("dev", "docs"):
         wanted += [Requirement(text) for text in asked["dependency-groups"][group]]

@@ -145,11 +145,15 @@ def test_wrong_arguments_are_refused_with_a_sentence(
     assert not contents(tmp_path)
 
 
+@pytest.mark.parametrize("episodes", [0, -1, 2.5, "two"])
+def test_episodes_are_counted(episodes: Any, tmp_path: Path) -> None:
+    with pytest.raises(KstepError, match="episodes must be a whole number of at least 1"):
+        kstep.evaluate(tmp_path, episodes=episodes)
+
+
 def test_a_keyword_that_does_not_exist_is_a_type_error_as_everywhere() -> None:
     with pytest.raises(TypeError, match=r"unexpected keyword argument 'env_step'\. Did you mean"):
         kstep.train("ksl", "toy_reach", env_step=100)
-    with pytest.raises(KstepError, match="episodes must be at least 1, not 0"):
-        kstep.evaluate("runs", episodes=0)
 
 
 def test_ctrl_c_writes_a_checkpoint_and_the_same_call_resumes(

@@ -104,6 +104,23 @@ class Still(Sound):
         return {**super().see(), "rgb": image}
 
 
+class Dark(Sound):
+    """Values from 0 to 1 where the space says 255; bounds of actions that we map."""
+
+    action_space: Any = spaces.Box(-2.0, 5.0, (2,), np.float32)
+    observation_space: Any = spaces.Box(0.0, 255.0, (24, 32, 3), np.float32)
+
+    def see(self) -> Any:
+        return (super().see()["rgb"] / 255).astype(np.float32)
+
+
+class DarkBytes(Dark):
+    observation_space: Any = spaces.Box(0, 255, (24, 32, 3), np.uint8)
+
+    def see(self) -> Any:
+        return np.ceil(super().see()).astype(np.uint8)
+
+
 class Unrewarded(Sound):
     def reward(self) -> float:
         return 0.0
@@ -185,6 +202,8 @@ WRONG: list[tuple[type[Sound], str, str]] = [
     (OtherShape, "fix", r'observes: observation\["joints"\] is float64, but its space says flo'),
     (Blank, "fix", "sees: every frame has one colour only"),
     (Still, "fix", "sees: the picture did not change in 30 decisions"),
+    (Dark, "fix", "sees: observation has no value above 1, where its space says 255"),
+    (DarkBytes, "fix", "sees: observation has no value above 1, where its space says 255"),
     (Unrewarded, "note", "rewards: always 0"),
     (Deaf, "note", "actions: ten times the most different ones led to the same"),
     (Cut, "note", "ends: .* All after exactly 20: if that is a time limit, return truncated=True"),
@@ -198,6 +217,16 @@ def test_what_is_wrong_is_said(kind: type[Sound], level: str, said: str, tmp_pat
     passed, found = look(task, tmp_path / "it.png")
     assert re.search(said, text(found, level)), text(found, "ok", "note", "fix")
     assert passed == (level == "note")
+    assert "Gymnasium" not in text(found, "note")  # nothing about bounds, which we map
+
+
+def test_training_refuses_what_would_be_seen_as_black(tmp_path: Path) -> None:
+    """Bytes may be labels, of which the first frames have few."""
+    wanted: Any = {"preset": "debug", "env_steps": 40, "settings": {"env.time_limit": 20}}
+    with pytest.raises(KstepError, match=r"gym:Dark: observation has no value above 1.*by 255"):
+        kstep.train("sac_pixel", env=Dark, folder=tmp_path / "dark", **wanted)
+    assert not (tmp_path / "dark").exists()
+    kstep.train("sac_pixel", env=DarkBytes, folder=tmp_path / "bytes", **wanted)
 
 
 def test_no_time_limit_is_something_to_fix(tmp_path: Path) -> None:
@@ -244,7 +273,9 @@ def test_the_command_ends_with_a_code(
     with pytest.raises(SystemExit) as ended:
         cli.main(["check-env", "gym:NoSuchThing-v0"])
     assert ended.value.code == 1
-    assert "If a module registers it: --import MODULE" in capsys.readouterr().out
+    assert (
+        "If a module or a file registers it: --import MODULE or FILE.py" in capsys.readouterr().out
+    )
 
 
 def test_python_checks_an_environment_as_it_is(

@@ -146,6 +146,12 @@ class Steered(Own):
         self.action_space = gymnasium.spaces.Box(-2.0, 5.0, (1,))
 
 
+class Sloppy(Steered):
+    """Says that it can render, but takes no argument that asks it to."""
+
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
+
+
 SHORT: dict[str, Any] = {
     "preset": "debug",
     "env_steps": 20,
@@ -154,7 +160,7 @@ SHORT: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("given", [Steered, Steered(24), lambda: Steered(24)])
+@pytest.mark.parametrize("given", [Steered, Steered(24), lambda: Sloppy(24)])
 def test_an_environment_goes_straight_into_training(given: Any, tmp_path: Path) -> None:
     """A class, an object or a function; evaluating and loading know what it was."""
     run = kstep.train("sac_pixel", env=given, runs=tmp_path, **SHORT)
@@ -164,6 +170,19 @@ def test_an_environment_goes_straight_into_training(given: Any, tmp_path: Path) 
     assert -2.0 <= float(kstep.load(run).act(frame)[0]) <= 5.0
     again = kstep.train("sac_pixel", env=given, runs=tmp_path, **SHORT)  # resumes: it is done
     assert again.folder == run.folder
+
+
+def test_a_class_that_cannot_be_asked_to_render_is_not_asked() -> None:
+    for made in (Sloppy, lambda: Sloppy()):
+        env = make(EnvConfig(from_object(made, time_limit=5)), 0)
+        assert str(env.sight) == "sees: observation, 20x20 -> 84x84, area resize"
+        env.close()
+
+
+@pytest.mark.parametrize("limit", [0, -3, 2.5, "ten"])
+def test_a_time_limit_is_a_number_of_env_steps(limit: Any) -> None:
+    with pytest.raises(KstepError, match="time_limit of 'limited' must be a whole number"):
+        register_env("limited", Own, time_limit=limit)
 
 
 def test_without_a_time_limit_it_is_refused_before_anything_is_written(tmp_path: Path) -> None:

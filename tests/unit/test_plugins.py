@@ -166,7 +166,7 @@ def test_an_auxiliary_task_is_checked_when_it_is_registered() -> None:
 
     wrong: list[tuple[Any, str]] = [
         (NotFrozen, "must be a frozen dataclass"),
-        (Unfinished, r"Unfinished\(\) cannot be made: .* build"),
+        (Unfinished, r"Unfinished\(\) cannot be made: .* '?build"),
         (Unnamed, "needs a `kind`, a name of its own"),
         (ImpalaConfig, "a subclass of AuxiliaryConfig is needed"),
         (Fine(), "a subclass of AuxiliaryConfig is needed"),

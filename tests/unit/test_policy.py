@@ -175,6 +175,7 @@ def test_wrong_images_get_a_sentence_and_change_nothing(image: Any, message: str
         np.zeros((1, 3, 3, 48, 48), np.uint8),
         np.zeros((1, 3, 48, 48, 3), np.float32),
         np.zeros((1, 3, 48, 48, 3), np.int64),
+        np.zeros((0, 3, 48, 48, 3), np.uint8),
     ],
 )
 def test_wrong_stacks_get_a_sentence(stacks: Any, run: Run) -> None:

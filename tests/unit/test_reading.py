@@ -186,7 +186,7 @@ def test_headers_are_read_without_the_tensors(tmp_path: Path) -> None:
         ("{}", 1, "no valid length"),
         ('{"__metadata__": {"a": 3}}', None, "a must be a text, not 3"),
         ('{"__metadata__": [1]}', None, "must be a group of named values"),
-        ("[" * 5_000, None, "nested more than 32 deep"),
+        ("[" * 5_000 + "]" * 5_000, None, "nested more than 32 deep"),
     ):
         with pytest.raises(Unreadable, match=f"t cannot be read: .*{complaint}"):
             reading.tensor_metadata(with_header(path, header, length))

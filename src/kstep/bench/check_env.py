@@ -331,6 +331,8 @@ class _Check:
             return
         write_picture(frames, self.sight, self.picture)
         self.note("ok", "sees", f"{said}; look at {self.picture}")
+        if (dark := self.sight.too_dark(frames)) is not None:
+            self.note("fix", "sees", dark[1])
         images = [frame[: self.sight.height] for frame in frames]
         if all((image == image[:1, :1]).all() for image in images):
             self.note("fix", "sees", "every frame has one colour only: the agent would see nothing")

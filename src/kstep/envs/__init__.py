@@ -72,9 +72,14 @@ def make(config: EnvConfig, seed: int) -> ControlEnv:
     """Make an environment; `seed` is for the generator of `reset()` calls without a seed."""
     task = parse(config.task)
     repeat = task.action_repeat if config.action_repeat is None else config.action_repeat
-    options: Any = {"observation": config.observation, "size": config.size}
-    options |= {"resize": config.resize}
-    options |= {"action_repeat": repeat, "time_limit": config.time_limit, "seed": seed}
+    options: Any = {
+        "observation": config.observation,
+        "size": config.size,
+        "resize": config.resize,
+        "action_repeat": repeat,
+        "time_limit": config.time_limit,
+        "seed": seed,
+    }
     if task.kind == "toy":
         from kstep.envs.toy import ToyEnv
 

@@ -134,7 +134,10 @@ def actions_of(space: Any, env: object) -> Actions:
     with np.errstate(over="ignore"):
         room = space.high.astype(np.float64) - space.low
     if not np.isfinite(room).all():
-        raise KstepError(f"{env} takes actions without bounds; [-1, 1] cannot be mapped onto them")
+        raise KstepError(
+            f"{env} takes actions without bounds: [-1, 1] cannot be mapped onto {space}. Give its "
+            "action_space finite bounds"
+        )
     if room.size == 0 or not (room > 0).all():
         raise KstepError(f"{env} takes actions whose bounds leave no room: {space}")
     low, high = (tuple(map(float, np.ravel(bound))) for bound in (space.low, space.high))

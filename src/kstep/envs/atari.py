@@ -20,7 +20,7 @@ import numpy as np
 from kstep import extras
 from kstep.envs.actions import DiscreteActions
 from kstep.envs.base import ControlEnv
-from kstep.envs.sight import Picture, Sight, resized, side_lengths
+from kstep.envs.sight import Picture, either, resized, side_lengths
 from kstep.types import LEARNED_REWARD, LIFE_LOST, Array, KstepError, ObservationKind
 from kstep.values import near
 
@@ -55,21 +55,16 @@ class AtariEnv(ControlEnv):
         self._generator = np.random.Generator(np.random.PCG64(seed))
         # Neither a reset nor a restored state alone forgets all that was played before.
         self._new = self._ale.cloneSystemState()
-        height, width = side_lengths(SCREEN, size, resize or "square")
-        if observation == "state":
-            sight = Sight("observation", (), height, width, {"": self._ale.getRAM().shape})
-        else:
-            screen = Picture("", self._ale.getScreenGrayscale().shape, (0, 1))
-            sight = Sight("observation", (screen,), height, width, note=NOTE)
         self._screens = (np.zeros(SCREEN, np.uint8),) * 2
+        screen = Picture("", self._screen().shape, (0, 1))
+        sides = side_lengths(SCREEN, size, resize or "square")
         super().__init__(
             observation=observation,
-            sight=sight,
+            sight=either(observation, screen, self._ale.getRAM().shape, *sides, note=NOTE),
             actions=DiscreteActions(len(self._choices)),
             action_repeat=action_repeat,
             ends_after=LIMIT,
             time_limit=time_limit,
-            camera=0,
         )
 
     def step(self, action: Array) -> tuple[Array, float, bool, bool, dict[str, Any]]:
@@ -88,14 +83,12 @@ class AtariEnv(ControlEnv):
             self._ale.act(0)
             if self._ale.game_over():
                 self._ale.reset_game()
-        self._played, self._screens = 0, (self._screen(),) * 2
+        self._screens = (self._screen(),) * 2
 
     def _simulate(self, action: Any) -> tuple[float, bool, bool]:
         reward = float(self._ale.act(self._choices[action]))
-        self._played += 1
         self._screens = (self._screens[1], self._screen())
-        over = bool(self._ale.game_over(with_truncation=False))
-        return reward, over, self._played >= LIMIT and not over
+        return reward, bool(self._ale.game_over(with_truncation=False)), False
 
     def _screen(self) -> Array:
         screen: Array = self._ale.getScreenGrayscale()

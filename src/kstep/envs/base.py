@@ -47,10 +47,10 @@ class ControlEnv(gymnasium.Env[Array, Any], abc.ABC):
         action_repeat: int,
         ends_after: int | None,
         time_limit: int | None,
-        camera: int,
+        camera: int = 0,
     ) -> None:
-        """`ends_after`: the env steps after which the simulator ends an episode by itself;
-        `time_limit`: those after which we do. One of them is needed."""
+        """`ends_after`: the task's own limit, in env steps; `time_limit`: one that was asked for,
+        which cannot be longer. One of them is needed, and the episode is cut off there."""
         if observation not in ("pixels", "state"):
             raise KstepError(f"observation must be pixels or state, not {observation!r}")
         if action_repeat < 1:
@@ -215,9 +215,12 @@ def try_out(env: ControlEnv, seed: int) -> None:
     Leaves no trace, since every episode is a function of its own seed, which is checked last.
     """
     first, _ = env.reset(seed=seed)
-    _, _, terminated, truncated, _ = env.step(env.actions.example())
+    second, _, terminated, truncated, _ = env.step(env.actions.example())
     if terminated or truncated:
         raise KstepError(f"{env} ends its episodes with the first decision; nothing can be learned")
+    # Of floats one may be sure; whole numbers could be labels, of which there are more later.
+    if (dark := env.sight.too_dark((first, second))) is not None and dark[0].floats:
+        raise KstepError(f"{env}: {dark[1]}")
     again, _ = env.reset(seed=seed)
     if not np.array_equal(first, again):
         raise KstepError(

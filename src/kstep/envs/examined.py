@@ -22,6 +22,9 @@ from kstep import envs
 from kstep.envs.base import spec_of
 from kstep.types import Array
 
+NEEDLESS = "recommend using a symmetric and normalized space"
+"""In a warning of Gymnasium's checker about bounds of actions: ours are mapped onto them."""
+
 
 @dataclass(frozen=True)
 class Seen:
@@ -75,7 +78,7 @@ class Examined:
                 stopped_at = f"{type(error).__name__}: {error}"
             env.close()
         texts = [_plain(str(each.message)) for each in warned]
-        return _plain(stopped_at), list(dict.fromkeys(texts))
+        return _plain(stopped_at), [t for t in dict.fromkeys(texts) if NEEDLESS not in t]
 
     def close(self) -> None:
         self._env.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -67,7 +68,6 @@ class GymnasiumEnv(ControlEnv):
             action_repeat=action_repeat,
             ends_after=None,
             time_limit=registered_limit if time_limit is None else time_limit,
-            camera=0,
         )
 
     def _open(
@@ -82,18 +82,21 @@ class GymnasiumEnv(ControlEnv):
             spec = gymnasium.spec(plain)
         except gymnasium.error.Error as error:
             raise KstepError(
-                f"{self} cannot be made: {error} If a module registers it: --import MODULE"
+                f"{self} cannot be made: {error} If a module or a file "
+                "registers it: --import MODULE or FILE.py"
             ) from error
         gym_id = spec.id
         if "mujoco" in str(spec.entry_point):
             gl.prepare(required=observation == "pixels")
         options: dict[str, Any] = {"disable_env_checker": True, "max_episode_steps": -1}
         with self._blamed("__init__"):
-            if _can_render(_creator(spec)):
+            creator = _creator(spec)
+            asked = _takes_render_mode(creator)
+            if asked and _can_render(creator):
                 env = gymnasium.make(gym_id, **options, render_mode="rgb_array")
             else:
                 env = gymnasium.make(gym_id, **options)
-                if env.render_mode is None and _can_render(env):  # a function made it
+                if asked and env.render_mode is None and _can_render(env):  # a function made it
                     env.close()
                     env = gymnasium.make(gym_id, **options, render_mode="rgb_array")
         return env, env.render_mode == "rgb_array", spec.max_episode_steps
@@ -254,6 +257,17 @@ def _registered(spec: EnvSpec | None, maker: Callable[[], T]) -> T:
 def _creator(spec: EnvSpec) -> Any:
     at = spec.entry_point
     return load_env_creator(at) if isinstance(at, str) else at
+
+
+def _takes_render_mode(creator: Any) -> bool:
+    """Whether a class or a function can be asked to render; many have an environment's metadata,
+    or return one that has it, but no such argument."""
+    try:
+        parameters = inspect.signature(creator).parameters
+    except (TypeError, ValueError):  # not written in Python
+        return True
+    kinds = [parameter.kind for parameter in parameters.values()]
+    return "render_mode" in parameters or inspect.Parameter.VAR_KEYWORD in kinds
 
 
 def _can_render(creator: Any) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 from kstep import extras
 from kstep.envs.actions import DiscreteActions
 from kstep.envs.base import ControlEnv
-from kstep.envs.sight import Picture, Sight, side_lengths
+from kstep.envs.sight import Picture, either, side_lengths
 from kstep.types import Array, ObservationKind
 
 LIMIT = 10_000
@@ -44,19 +44,14 @@ class MinAtarEnv(ControlEnv):
         self._choices = self._game.minimal_action_set()
         shape = tuple(self._game.state_shape())
         self._colours = _colours(shape[2])
-        height, width = side_lengths((shape[0], shape[1]), size, resize)
-        if observation == "state":
-            sight = Sight("observation", (), height, width, {"": shape})
-        else:
-            sight = Sight("observation", (Picture("", shape, (0, 1, 2), 1),), height, width)
+        sides = side_lengths((shape[0], shape[1]), size, resize)
         super().__init__(
             observation=observation,
-            sight=sight,
+            sight=either(observation, Picture("", shape, (0, 1, 2), 1), shape, *sides),
             actions=DiscreteActions(len(self._choices)),
             action_repeat=action_repeat,
             ends_after=LIMIT,
             time_limit=time_limit,
-            camera=0,
         )
 
     def _begin(self, seed: int | None) -> None:
@@ -64,12 +59,10 @@ class MinAtarEnv(ControlEnv):
             self._game.seed(int(np.random.SeedSequence(seed).generate_state(1)[0]))
         self._game.last_action = 0  # it would stick to the next episode
         self._game.reset()
-        self._played = 0
 
     def _simulate(self, action: Any) -> tuple[float, bool, bool]:
         reward, over = self._game.act(self._choices[action])
-        self._played += 1
-        return float(reward), bool(over), self._played >= LIMIT and not over
+        return float(reward), bool(over), False
 
     def _see(self) -> Array:
         return self.sight.frame(self._game.state())

@@ -15,6 +15,7 @@ import importlib.util
 import re
 import sys
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -99,6 +100,11 @@ def register_env(
         raise KstepError(f"{name!r} is a task of kstep already; choose another name")
     if not callable(make):
         raise KstepError(f"what makes {name!r} must be a class or a function, not {make!r}")
+    if time_limit is not None and not (isinstance(time_limit, Integral) and time_limit >= 1):
+        raise KstepError(
+            f"time_limit of {name!r} must be a whole number of env steps, at least 1, not "
+            f"{time_limit!r}"
+        )
     _let_travel(make)
     gymnasium.registry.pop(name, None)  # in a notebook it is registered again and again
     gymnasium.register(name, make, max_episode_steps=time_limit, kwargs=options)

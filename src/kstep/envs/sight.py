@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -142,6 +142,21 @@ class Sight:
                 raise Unseen(f"{called} that is not finite")
         return np.concatenate(parts)
 
+    def too_dark(self, frames: Sequence[Array]) -> tuple[Picture, str] | None:
+        """Return an image whose values end at 1 in all frames although its space says 255, and a
+        sentence about it; None if there is none."""
+        first = 0
+        for picture in self.pictures if self.source == "observation" else ():
+            last = first + math.prod(picture.shape) // math.prod(picture.size)
+            brightest = max(frame[: self.height, :, first:last].max() for frame in frames)
+            if picture.white == 255 and brightest == 1:
+                return picture, (
+                    f"{self._name(picture)} has no value above 1, where its space says 255: the "
+                    "agent would see black. Multiply it by 255, or let its space end at 1"
+                )
+            first = last
+        return None
+
     def _part(self, seen: Any, key: str) -> tuple[Any, str]:
         """Return one part of what is seen, and what to call it."""
         if not key:
@@ -175,9 +190,24 @@ class Sight:
 def drawn(observation: ObservationKind, size: int, resize: str | None, numbers: int) -> Sight:
     """What is seen of an environment that draws at any size, and whose state has `numbers`."""
     height, width = side_lengths((size, size), size, resize)
+    picture = Picture("", (height, width, 3), (0, 1, 2))
+    return either(observation, picture, (numbers,), height, width, source="render")
+
+
+def either(
+    observation: ObservationKind,
+    picture: Picture,
+    state: tuple[int, ...],
+    height: int,
+    width: int,
+    *,
+    source: Source = "observation",
+    note: str = "",
+) -> Sight:
+    """What is seen of an environment with one picture and one state of this shape."""
     if observation == "state":
-        return Sight("observation", (), height, width, {"": (numbers,)})
-    return Sight("render", (Picture("", (height, width, 3), (0, 1, 2)),), height, width)
+        return Sight("observation", (), height, width, {"": state})
+    return Sight(source, (picture,), height, width, note=note)
 
 
 def look(
@@ -205,7 +235,7 @@ def look(
         if render is None:
             raise Unseen(
                 "shows no image: needs an observation with one, such as a Box (H, W, 3) of uint8, "
-                'or render_mode="rgb_array"'
+                'or to be made with render_mode="rgb_array"'
             )
         pictures = [_rendered(render())]
         note = "" if image == RENDER else f"no image in the observation, {_short(space)}"

@@ -196,4 +196,7 @@ def _suggestion(name: str) -> str:
     near = difflib.get_close_matches(wanted, spelled, n=3, cutoff=0.6)
     if near:
         return "did you mean " + " or ".join(spelled[match] for match in near) + "?"
-    return f"the benchmark's are {', '.join(PLANET)}; any Gymnasium environment is gym:<id>"
+    return (
+        f"the benchmark's are {', '.join(PLANET)}; any Gymnasium environment is gym:<id>, and what "
+        "a file of yours registers needs --import FILE"
+    )

@@ -71,7 +71,6 @@ class ToyEnv(ControlEnv):
         self._generator = np.random.Generator(np.random.PCG64(seed))
         self._grounds: dict[int, Array] = {}
         self._dot = self._velocity = self._target = np.zeros(2)
-        self._steps = 0
         super().__init__(
             observation=observation,
             sight=drawn(observation, size, resize, numbers=6 if self._glides else 4),
@@ -79,7 +78,6 @@ class ToyEnv(ControlEnv):
             action_repeat=action_repeat,
             ends_after=LIMIT,
             time_limit=time_limit,
-            camera=0,
         )
 
     def _begin(self, seed: int | None) -> None:
@@ -90,7 +88,6 @@ class ToyEnv(ControlEnv):
             self._dot, self._target = self._generator.uniform(-MARGIN, MARGIN, (2, 2))
             apart = self._distance()
         self._velocity = np.zeros(2)
-        self._steps = 0
 
     def _simulate(self, action: Any) -> tuple[float, bool, bool]:
         before = self._distance()
@@ -101,7 +98,6 @@ class ToyEnv(ControlEnv):
         else:
             self._velocity = SPEED * action
         self._dot = self._dot + self._velocity
-        self._steps += 1
         distance = self._distance()
         reached = distance < TARGET_RADIUS
         left = float(np.abs(self._dot).max()) > 1.0
@@ -110,8 +106,7 @@ class ToyEnv(ControlEnv):
             reward += REACHED
         elif left:
             reward -= LEFT
-        terminated = reached or left
-        return reward, terminated, self._steps >= LIMIT and not terminated
+        return reward, reached or left, False
 
     def _distance(self) -> float:
         return math.hypot(*(self._dot - self._target))

@@ -96,7 +96,7 @@ def export(
     """
     path = Path(output)
     if path.suffix not in SUFFIXES:
-        raise KstepError(f"--output must end in {' or '.join(SUFFIXES)}, not '{path.name}'")
+        raise KstepError(f"--output must end in {' or '.join(SUFFIXES)}, not '{output}'")
     if path.exists():
         raise KstepError(f"{path} exists already; choose another --output")
     beside = path.with_name(LOADER.name)
@@ -114,7 +114,10 @@ def export(
     example = random_stacks(policy, 2)
     program = _traced(policy, network, example)
     about = json.dumps(_about(policy, encoder))
-    data = (_as_onnx if path.suffix == ".onnx" else _as_pt2)(policy, program, example, about)
+    if path.suffix == ".onnx":
+        data = _as_onnx(policy, program, list(example), "latent" if encoder else "action", about)
+    else:
+        data = _as_pt2(program, about)
     found = _compared(policy, data, path, encoder)
     tree = Tree(path.parent)
     tree.make(path.parent)
@@ -244,13 +247,13 @@ def _traced(policy: Policy, network: Network, example: Stacks) -> Any:
         ) from error
 
 
-def _as_onnx(policy: Policy, program: Any, example: Stacks, about: str) -> bytes:
+def _as_onnx(policy: Policy, program: Any, inputs: list[str], output: str, about: str) -> bytes:
     try:
         with _quiet():
             written = torch.onnx.export(
                 program,
-                input_names=list(example),
-                output_names=[_output(about)],
+                input_names=inputs,
+                output_names=[output],
                 dynamo=True,
                 verbose=False,
                 optimize=True,
@@ -267,15 +270,11 @@ def _as_onnx(policy: Policy, program: Any, example: Stacks, about: str) -> bytes
     return data
 
 
-def _as_pt2(policy: Policy, program: Any, example: Stacks, about: str) -> bytes:
+def _as_pt2(program: Any, about: str) -> bytes:
     file = io.BytesIO()
     with _quiet():
         torch.export.save(program, file, extra_files={"kstep.json": about})
     return file.getvalue()
-
-
-def _output(about: str) -> str:
-    return "latent" if json.loads(about)["kind"] == "encoder" else "action"
 
 
 def _about(policy: Policy, encoder: bool) -> dict[str, Any]:
@@ -358,9 +357,8 @@ def _frames(policy: Policy) -> tuple[Array, str]:
         trust.require(run)
         lanes = envs.make_lanes(run.experiment.env, run.experiment.seed, 1)
     except (KstepError, ImportError) as error:
-        made = random_stacks(policy, STACKS)
-        packed = packing.pack(made["image"], made["vector"]) if len(made) == 2 else None
-        stacks = next(iter(made.values())) if packed is None else packed
+        made = list(random_stacks(policy, STACKS).values())
+        stacks = packing.pack(*made) if len(made) == 2 else made[0]
         return stacks, f"{STACKS} random stacks: the environment cannot be made here ({error})"
     try:
         stacks_seen: list[Array] = []

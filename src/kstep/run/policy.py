@@ -84,10 +84,10 @@ class Policy:
             raise KstepError(f"{self} was given {error}") from error
 
     def _checked(self, stacks: Array) -> Array:
-        """Refuse what is not a batch of stacks: it would lead to some action all the same."""
+        """Refuse what is not a batch of stacks, or none: it could lead to some action anyway."""
         needed, dtype = self.stack_shape, self.environment.spec.frame_dtype
         found = np.asarray(stacks)
-        if found.shape[1:] != needed or found.ndim != len(needed) + 1 or found.dtype != dtype:
+        if found.shape[1:] != needed or not found.size or found.dtype != dtype:
             shape = ", ".join(map(str, needed))
             raise KstepError(
                 f"{self} was given stacks {found.shape} {found.dtype}; needed are (B, {shape}) "
