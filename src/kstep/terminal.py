@@ -120,6 +120,11 @@ def sparkline(values: Sequence[float | None], low: float, high: float) -> str:
     )
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number of things, as `1 run` or `1,430 runs`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def decimals(size: float) -> int:
     """Return with how many decimals a number of this size is printed in three digits."""
     return min(2 - math.floor(math.log10(size)), 6) if 0.0 < size < 100.0 else 0

@@ -24,7 +24,7 @@ from kstep.run.progress import clock as as_clock
 from kstep.sweep.conduct import SYMBOLS
 from kstep.sweep.plan import Status, status_of
 from kstep.sweep.store import run_folders
-from kstep.terminal import Column, decimals, say, sparkline, table
+from kstep.terminal import Column, counted, decimals, say, sparkline, table
 from kstep.types import KstepError
 
 NARROWEST, WIDEST = 4, 24
@@ -128,7 +128,7 @@ def show(root: Path, console: Console) -> None:
     say(console, Text.assemble("newest evaluation's mean return;", *legend[:-1]))
     counts = Counter(progress.status.state for progress in found)
     words = ", ".join(f"{counts[state]} {state}" for state in SYMBOLS if counts[state])
-    say(console, f"{len(found)} run{'s' if len(found) > 1 else ''}: {words}")
+    say(console, f"{counted(len(found), 'run')}: {words}")
     running = [p.seconds_left for p in found if p.status.state == "running"]
     known = [seconds for seconds in running if seconds is not None]
     if known:

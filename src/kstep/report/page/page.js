@@ -100,7 +100,7 @@ function cloudDrawn(cloud) {
   const side = text => ({ title: { text }, gridcolor: ink("--line"), zerolinecolor: ink("--line"), showbackground: false, showticklabels: false });
   layout.margin = { l: 0, r: 0, t: 0, b: 0 };
   layout.scene = { xaxis: side("1st component"), yaxis: side("2nd component"), zaxis: side("3rd component"), aspectmode: "cube", uirevision: cloud.name,
-    camera: { eye: { x: 1.45, y: 1.45, z: 1.2 }, center: { x: 0, y: 0, z: -0.1 } } };  // so that the titles are inside
+    camera: { eye: { x: 1.6, y: 1.6, z: 1.3 }, center: { x: 0, y: 0, z: -0.1 } } };  // so that the titles are inside
   return { traces: [{ type: "scatter3d", mode: "markers", x, y, z, marker, hovertext, hoverinfo: "text" }], layout };
 }
 
