@@ -225,6 +225,7 @@ def main() -> None:
     print(
         f"{output / 'index.html'}: {len([*output.rglob('*.html')])} pages, all links lead somewhere"
     )
+    print(f"its search needs a server: python -m http.server --directory {output}")
 
 
 if __name__ == "__main__":

@@ -344,6 +344,7 @@ def draw(rows: Sequence[Row], target: Path) -> None:
             axes.plot(xs, ys, **look.line(), label=f"{_method(str(label))} (n = {len(runs)})")
         axes.set(title=f"{task}, preset {preset}", xlabel="env steps", ylabel="return")
         axes.set(xlim=(0, BUDGET), ylim=(0, None))
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
         axes.legend(fontsize="x-small")
     for axes in grid[len(panels) :]:
         axes.set_axis_off()

@@ -78,6 +78,9 @@ SYMBOLS = {
 }
 """Plotly's names of matplotlib's markers."""
 
+DIGEST = re.compile(r"[0-9a-f]{6}")
+"""At the end of the label of a run whose settings were changed."""
+
 SOLID: Dash = ()
 DASHES: tuple[Dash, ...] = (SOLID, (5, 1.5, 1, 1.5), (1, 1.5), (7, 1.5, 1, 1.5, 1, 1.5))
 PAPER: Dash = (5, 3)
@@ -162,12 +165,13 @@ def looks(labels: Iterable[str], theme: Theme | None = None) -> dict[str, Look]:
 
 
 def parse(label: str) -> tuple[str, str]:
-    """Return the family and the variant of a label; presets are no variants."""
+    """Return the family and the variant of a label; presets and digests of settings are no
+    variants."""
     word = label.replace(",", " ").split(" ")[0]
     if re.match(r"k\d+-l\d+", word):  # as the table of both names them
         word = f"ksl-{word}"
     base, *rest = word.split("-")
-    variant = [part for part in rest if part not in PRESET_SUMMARIES]
+    variant = [part for part in rest if part not in PRESET_SUMMARIES and not DIGEST.fullmatch(part)]
     if base in FAMILIES:
         return base, "-".join(variant)
     related = [family for family in FAMILIES if base.startswith(f"{family}_")]

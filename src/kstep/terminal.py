@@ -6,6 +6,7 @@ them is markup, and no control character of theirs reaches a terminal: it is sho
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
@@ -117,6 +118,16 @@ def sparkline(values: Sequence[float | None], low: float, high: float) -> str:
         " " if value is None else BARS[min(max(round((value - low) * scale), 0), top)]
         for value in values
     )
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number of things, as `1 run` or `1,430 runs`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def decimals(size: float) -> int:
+    """Return with how many decimals a number of this size is printed in three digits."""
+    return min(2 - math.floor(math.log10(size)), 6) if 0.0 < size < 100.0 else 0
 
 
 def terminal(width: int | None = None) -> Terminal:

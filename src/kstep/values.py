@@ -213,7 +213,11 @@ def whole_number(text: str) -> int:
     try:
         return int(text)
     except ValueError:
+        pass
+    try:
         number = float(text)
+    except ValueError:
+        number = math.nan
     if not number.is_integer():
         raise ValueError(f"{text} is not a whole number")
     return int(number)

@@ -65,7 +65,7 @@ def test_a_run_in_a_folder_of_any_name(tmp_path: Path, capsys: pytest.CaptureFix
     main(["eval", str(folder), "--episodes", "1"])
     assert r"[/bold] [red]x \x1b[31m\x07 seed1 at 35 env steps" in without_escapes(capsys)
     main(["collect", str(tmp_path), "--output", str(tmp_path / "[/bold].parquet")])
-    assert "[/bold].parquet: 1 runs read" in without_escapes(capsys)
+    assert "[/bold].parquet: 1 run read" in without_escapes(capsys)
     run.config_file.write_text("{")
     main(["collect", str(tmp_path), "--output", str(tmp_path / "[x].parquet")])
     assert r"left out: " in (said := without_escapes(capsys))

@@ -124,6 +124,14 @@ def test_bands_and_seeds_are_chosen(opened: Opened) -> None:
     assert sorted(filter(None, texts)) == ["n = 3"]  # the others have the usual n
 
 
+def test_a_line_of_many_points_has_its_n_as_well(opened: Opened) -> None:
+    traces, *_ = opened.figure("profile-150")
+    shown = {
+        trace["name"]: trace["text"][-1] for trace in traces if "text" in trace.get("mode", "")
+    }
+    assert shown == {label(opened, "drq"): "n = 2"}  # of ksl there are three seeds, as usual
+
+
 def test_a_film_plays(opened: Opened) -> None:
     video = opened.page.locator("video").first
     video.scroll_into_view_if_needed()

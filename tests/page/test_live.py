@@ -107,7 +107,7 @@ def test_the_page_is_the_reports_and_asks_for_the_same_data(watched: Watched) ->
     status, headers, page = watched.ask()
     assert status == 200
     assert b'"served":true' in page
-    assert watched.said[0] == "watching 5 runs of 2 methods on 1 task; 5 stopped early"
+    assert watched.said[0] == "watching 5 runs of 2 methods on 1 task"
     policy = dict(part.split(" ", 1) for part in headers["content-security-policy"].split("; "))
     assert policy["default-src"] == policy["frame-ancestors"] == "'none'"
     assert policy["connect-src"] == "'self'"

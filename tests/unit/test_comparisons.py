@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from kstep.analysis.tables import Row
 from kstep.cli import main
 from kstep.config import FrozenEncoder, resolve
 from kstep.report import figures, paper, scores, wall_clock
-from kstep.report.comparisons import COMPARISONS
+from kstep.report.comparisons import COMPARISONS, cell
 from kstep.run import health
 from kstep.run import saved_encoders as encoders
 from kstep.run.folder import Attempt, Evaluated, Run, RunFolder
@@ -421,3 +422,11 @@ def test_from_training_to_another_task_at_the_debug_size(
     assert (row["label"], row["task"], row["runs"]) == ("ksl-debug", "toy_glide", "1")
     last = Run.open(carried).evaluations()[-1]
     assert float(row["mean"]) == pytest.approx(last.mean, rel=1e-4)
+
+
+def test_returns_of_another_scale_than_the_suites_have_decimals() -> None:
+    row: dict[str, Any] = {"mean": 6.1, "std": 0.32, "stars": "*", "runs": 3}
+    assert cell({**row, "task": "minatar:breakout"}) == "6.10 ± 0.32* (n = 3)"
+    assert cell({**row, "task": "walker_walk"}) == "6 ± 0* (n = 3)"  # as the paper prints them
+    assert cell({**row, "task": "mine", "mean": 0.0, "std": float("nan")}) == "0* (n = 3)"
+    assert cell({**row, "task": "mine", "mean": -1234.5}) == "-1234 ± 0* (n = 3)"

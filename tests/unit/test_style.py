@@ -112,6 +112,7 @@ def test_a_variant_has_its_familys_marker_and_ksl_one_colour_everywhere() -> Non
     assert len(set(same)) == 1
     assert style.parse("ksl-results-cpu") == ("ksl", "results")
     assert style.parse("ksl_drq_v2-cpu") == ("ksl", "drq_v2")
+    assert style.parse("ksl-debug-ac354b") == ("ksl", "")
     assert style.parse("k1-l2-cpu") == ("ksl", "k1-l2")
     assert style.parse("sac_ae-original, walker_walk") == ("sac_ae", "original")
     assert style.parse("proto_rl 50k/50k") == ("proto_rl", "")
@@ -120,7 +121,7 @@ def test_a_variant_has_its_familys_marker_and_ksl_one_colour_everywhere() -> Non
 def test_lines_of_one_figure_differ() -> None:
     every = [*names.METHOD_SUMMARIES, "mine", "mine-cpu", "mine-wider", "theirs"]
     few = [name for name in every if not name.startswith("ksl-")]
-    looks = style.looks([*few, "ksl-cpu", "ksl-results", "ksl-results-cpu"])
+    looks = style.looks([*few, "ksl-cpu", "ksl-ac354b", "ksl-results", "ksl-results-cpu"])
     assert len(set(looks.values())) == len(looks)
     assert looks["ksl"] == style.look("ksl")
     assert looks["ksl-results"] == style.look("ksl-results")

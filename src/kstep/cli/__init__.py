@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import signal
 import sys
 import typing
@@ -14,7 +15,7 @@ import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 import kstep
-from kstep import values
+from kstep import names, values
 from kstep.cli.analyses import Analyze, EvaluationSet
 from kstep.cli.looking import Bench, CheckEnv, Doctor, List, Show
 from kstep.cli.pages import Report, Watch
@@ -46,6 +47,10 @@ Verb = (
     | Report
     | Watch
 )
+COMMANDS = tuple(
+    re.sub(r"(?<=[a-z])(?=[A-Z])", "-", verb.__name__).lower() for verb in typing.get_args(Verb)
+)
+"""What verbs are called by users: check-env for `CheckEnv`."""
 
 REGISTRY = ConstructorRegistry()
 
@@ -108,6 +113,8 @@ def run(words: list[str]) -> int:
 
 def parsed(words: list[str]) -> Callable[[], None]:
     """Return the verb and its flags; prints help, or what is wrong with them."""
+    if words and not words[0].startswith("-"):
+        names.require(words[0], COMMANDS, "command")
     try:
         verb: Callable[[], None] = tyro.cli(
             Verb,

@@ -23,6 +23,7 @@ from kstep.analysis.tables import Row, markdown, plain, write_table, write_text
 from kstep.auxiliary.ksl import DenseTransitionConfig, KSLConfig
 from kstep.auxiliary.ksl_transitions import SharedTransitionConfig
 from kstep.config import Experiment, resolve
+from kstep.envs.tasks import OF_SUITE
 from kstep.methods import VARIANT_OF
 from kstep.report import paper, scores
 from kstep.report.collapsed import collapsed_runs
@@ -30,6 +31,7 @@ from kstep.report.figures import Layout, curves
 from kstep.report.paper import PaperCell
 from kstep.report.scores import Identify
 from kstep.run.saved_encoders import label_of, with_preset
+from kstep.terminal import decimals
 from kstep.types import KstepError
 from kstep.values import difference
 
@@ -138,10 +140,12 @@ def _shown(row: Row) -> str:
 
 def cell(row: Row, whose: str = "") -> str:
     """Return our cell of a summary's row, or the paper's, as 841 ± 33** (n = 10)."""
-    std = float(row[f"{whose}std"])
-    deviation = "" if std != std else f" ± {std:.0f}"
-    mean, stars, runs = (row[whose + name] for name in ("mean", "stars", "runs"))
-    return f"{mean:.0f}{deviation}{stars} (n = {runs})"
+    mean, std = float(row[f"{whose}mean"]), float(row[f"{whose}std"])
+    own = row["task"] not in OF_SUITE  # of the suite's returns, the paper prints no decimals
+    digits = decimals(max(abs(mean), 0.0 if std != std else std)) if own else 0
+    deviation = "" if std != std else f" ± {std:.{digits}f}"
+    stars, runs = (row[whose + name] for name in ("stars", "runs"))
+    return f"{mean:.{digits}f}{deviation}{stars} (n = {runs})"
 
 
 def by_method(experiment: Experiment) -> Row:

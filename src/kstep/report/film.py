@@ -250,7 +250,7 @@ class _Drawing:
         if "actions" in self.overlay:
             self._bars(pen, low, actor)
         if actor.looks is not None:
-            self._inset(above, actor.looks.picture(actor.episode.observation))
+            self._inset(above, pen, actor.looks.picture(actor.episode.observation))
         if self.title is not None:
             self._label(pen, self.title)
         return np.asarray(Image.alpha_composite(image, above).convert("RGB"))
@@ -296,12 +296,23 @@ class _Drawing:
             x, y = left + 3 + i * (wide + 2), middle - float(value) * (tall / 2 - 3)
             pen.rectangle((x, min(middle, y), x + wide, max(middle, y)), fill=BAR)
         pen.line((left, middle, left + (wide + 2) * count + 4, middle), fill=FAINT)
+        self._name(pen, left, low - tall, "action")
 
-    def _inset(self, above: Image.Image, seen: Array) -> None:
+    def _inset(self, above: Image.Image, pen: ImageDraw.ImageDraw, seen: Array) -> None:
         """Put what the policy sees into the upper right corner."""
         side = min(self.height, self.width) // 3
         small = Image.fromarray(seen).resize((side, side), Image.Resampling.NEAREST)
-        above.paste(small, (self.width - side - self.line // 2, self.line * 2))
+        left, top = self.width - side - self.line // 2, self.line * 2
+        above.paste(small, (left, top))
+        self._name(pen, left, top + side + self.line * 5 // 4, "encoder looks")
+
+    def _name(self, pen: ImageDraw.ImageDraw, left: int, low: int, text: str) -> None:
+        """Write what something is into a strip of its own that ends at `low`."""
+        right, tall = left + pen.textlength(text, self.font) + self.line // 2, self.line * 5 // 4
+        pen.rectangle((left, low - tall, right, low), fill=SHADE)
+        pen.text(
+            (left + self.line // 4, low - tall / 2), text, style.DARK.text, self.font, anchor="lm"
+        )
 
 
 SHADE = (12, 14, 18, 190)

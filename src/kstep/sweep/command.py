@@ -16,7 +16,7 @@ from kstep.sweep import conduct, engines, experiments, plan
 from kstep.sweep.engines import Engine, Slot
 from kstep.sweep.options import SweepRequest
 from kstep.sweep.plan import RunSpec
-from kstep.terminal import say, terminal
+from kstep.terminal import counted, say, terminal
 
 
 def run_sweep(request: SweepRequest, imports: Sequence[str] = ()) -> None:
@@ -87,5 +87,5 @@ def _engine(
         return engines.Ray(request.address), slot
     if request.engine == "slurm":
         return engines.Slurm(request.partition, int(60 * request.hours)), slot
-    say(console, f"{workers} runs at once, {slot.threads} threads each")
+    say(console, f"{counted(workers, 'run')} at once, {counted(slot.threads, 'thread')} each")
     return engines.Local(workers), slot

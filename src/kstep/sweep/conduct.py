@@ -19,7 +19,7 @@ from kstep.sweep import cost, plan
 from kstep.sweep.engines import Engine, Outcome, Slot
 from kstep.sweep.experiments import Sweep
 from kstep.sweep.plan import RunSpec, State, Status
-from kstep.terminal import Column, say, table
+from kstep.terminal import Column, counted, say, table
 from kstep.types import Backend
 
 SYMBOLS: dict[State, tuple[str, str]] = {
@@ -81,7 +81,8 @@ def show_plan(sweep: Sweep, specs: Sequence[RunSpec], console: Console, backend:
         say(
             console,
             f"left: about {left.core_hours:,.1f} core-hours, {left.hours(cores):,.1f} hours on "
-            f"{cores} cores ({source}); longest run {left.longest_core_hours:,.1f} core-hours",
+            f"{counted(cores, 'core')} ({source}); "
+            f"longest run {left.longest_core_hours:,.1f} core-hours",
         )
         say(console, f"memory: {left.memory_gb:.1f} GB for the largest run")
     say(console, f"disk: {left.disk_gb:,.1f} GB when all are complete")

@@ -17,13 +17,14 @@ from rich.table import Table
 from rich.text import Text
 
 from kstep import reading
+from kstep.envs.tasks import OF_SUITE
 from kstep.run import clock
 from kstep.run.folder import Evaluated, Run, RunFolder
 from kstep.run.progress import clock as as_clock
 from kstep.sweep.conduct import SYMBOLS
 from kstep.sweep.plan import Status, status_of
 from kstep.sweep.store import run_folders
-from kstep.terminal import Column, say, sparkline, table
+from kstep.terminal import Column, counted, decimals, say, sparkline, table
 from kstep.types import KstepError
 
 NARROWEST, WIDEST = 4, 24
@@ -127,7 +128,7 @@ def show(root: Path, console: Console) -> None:
     say(console, Text.assemble("newest evaluation's mean return;", *legend[:-1]))
     counts = Counter(progress.status.state for progress in found)
     words = ", ".join(f"{counts[state]} {state}" for state in SYMBOLS if counts[state])
-    say(console, f"{len(found)} run{'s' if len(found) > 1 else ''}: {words}")
+    say(console, f"{counted(len(found), 'run')}: {words}")
     running = [p.seconds_left for p in found if p.status.state == "running"]
     known = [seconds for seconds in running if seconds is not None]
     if known:
@@ -152,6 +153,7 @@ def _never_begun(root: Path) -> Iterator[tuple[Path, str]]:
 def _table(runs: Sequence[Progress], width: int) -> Table:
     means = [row.mean for run in runs for row in run.evaluations]
     low, high = min([0.0, *means]), max([0.0, *means])
+    digits = 0 if runs[0].task in OF_SUITE else decimals(max(-low, high))
     room = width - max(len(run.method) for run in runs) - 35  # what the other columns take
     spark = max(NARROWEST, min(WIDEST, room))
     columns = (
@@ -160,23 +162,23 @@ def _table(runs: Sequence[Progress], width: int) -> Table:
         Column("seed", "right"),
         Column("done", "right"),
         Column("return", "right"),
-        Column(f"{low:.0f} to {high:,.0f}"[:spark].ljust(spark)),
+        Column(f"{low:,.{digits}f} to {high:,.{digits}f}"[:spark].ljust(spark)),
         Column("left", "right"),
         Column("env steps", "right", rank=1),
         Column("per s", "right", rank=2),
     )
-    rows = [_row(run, spark, low, high) for run in runs]
+    rows = [_row(run, spark, low, high, digits) for run in runs]
     return table(columns, rows, width)
 
 
-def _row(run: Progress, spark: int, low: float, high: float) -> list[str | Text]:
+def _row(run: Progress, spark: int, low: float, high: float, digits: int) -> list[str | Text]:
     left = run.seconds_left
     return [
         Text(*SYMBOLS[run.status.state]),
         run.method,
         str(run.seed),
         f"{run.env_steps / run.budget:.0%}",
-        f"{run.evaluations[-1].mean:,.0f}" if run.evaluations else "",
+        f"{run.evaluations[-1].mean:,.{digits}f}" if run.evaluations else "",
         sparkline(run.curve(spark), low, high),
         as_clock(left) if left else "" if left == 0.0 else "?",
         f"{run.env_steps:,}",

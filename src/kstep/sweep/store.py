@@ -24,6 +24,7 @@ from kstep.run import clock, system
 from kstep.run.folder import LARGEST_RETURN, Return, Run
 from kstep.run.saved_encoders import phases_of
 from kstep.sweep import parquet
+from kstep.terminal import counted
 from kstep.types import KstepError
 from kstep.values import Count, Name, decode, whole_number
 
@@ -81,7 +82,7 @@ class TableUpdate:
     """What was left out, and why."""
 
     def __str__(self) -> str:
-        read = f"{self.table}: {self.runs} runs read, {self.rows:,} rows in all"
+        read = f"{self.table}: {counted(self.runs, 'run')} read, {self.rows:,} rows in all"
         return "\n".join([read, *self.problems])
 
 

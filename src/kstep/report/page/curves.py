@@ -78,10 +78,10 @@ def numbers(lines: Sequence[Line]) -> tuple[int, str]:
     seeds = f"n = {usual} seed{'s' if usual > 1 else ''}"
     if set(found) == {usual}:
         return usual, f"Every point has {seeds}."
-    return usual, (
-        f"Points have {seeds} unless another n stands at the end of their line. A line ends where "
-        "its set of seeds changes; thinner lines have fewer seeds."
-    )
+    note = f"Points have {seeds} unless another n stands at the end of their line."
+    if any(line.kind == "fewer" for line in lines):
+        note += " A line ends where its set of seeds changes; thinner lines have fewer seeds."
+    return usual, note
 
 
 def segments(label: str, records: Sequence[Record]) -> Iterator[Line]:

@@ -310,10 +310,10 @@ def _time(runs: Sequence[Record]) -> Section:
 def _health(runs: Sequence[Record]) -> Section:
     """Return histories of what the watchdog looks at, a figure per task and quantity."""
     titles = {
-        "latent/rank": "effective rank of the latents",
-        "latent/spread": "spread of the latents",
-        "critic/q": "mean Q",
-        "actor/entropy": "entropy of the policy",
+        "latent/rank": "Effective rank of the latents",
+        "latent/spread": "Spread of the latents",
+        "critic/q": "Mean Q",
+        "actor/entropy": "Entropy of the policy",
     }
     drawn = []
     for task in dict.fromkeys(run.task for run in runs):

@@ -71,9 +71,10 @@ function drawn(figure) {
       + (ends ? ` [${short(ends[0][i])}, ${short(ends[1][i])}]` : "") + (line.kind === "run" ? "" : `, n = ${line.n[i]}`));
     const title = line.kind === "paper" ? line.name : line.label;
     traces.push({ x, y: line.y, name: plain(title), showlegend: !named.has(title), legendgroup: title,
-      mode: line.kind === "paper" && line.y.length < 3 ? "markers" : line.kind === "run" || line.y.length > 40 ? "lines" : "lines+markers+text",
+      mode: (line.kind === "paper" && line.y.length < 3 ? "markers" : line.kind === "run" || line.y.length > 40 ? "lines" : "lines+markers")
+        + (note(line) ? "+text" : ""),
       text: line.y.map((_, i) => note(line) && i === line.y.length - 1 ? `n = ${line.n[i]}` : ""),
-      textposition: "top left", textfont: { size: 10, color: own }, cliponaxis: false,
+      textposition: "top center", textfont: { size: 10, color: own }, cliponaxis: false,
       hovertext: hover, hoverinfo: "text", connectgaps: false, opacity: ours ? 1 : 0.7,
       line: { color: own, width: line.kind === "mean" ? 2 : line.kind === "paper" ? 1.6 : 1,
         dash: line.kind === "paper" ? "6px,4px" : look.dash },
@@ -98,7 +99,8 @@ function cloudDrawn(cloud) {
   if (shown.flat) return { traces: [{ type: "scatter", mode: "markers", x, y, marker, hovertext, hoverinfo: "text" }], layout };
   const side = text => ({ title: { text }, gridcolor: ink("--line"), zerolinecolor: ink("--line"), showbackground: false, showticklabels: false });
   layout.margin = { l: 0, r: 0, t: 0, b: 0 };
-  layout.scene = { xaxis: side("1st component"), yaxis: side("2nd component"), zaxis: side("3rd component"), aspectmode: "cube", uirevision: cloud.name };
+  layout.scene = { xaxis: side("1st component"), yaxis: side("2nd component"), zaxis: side("3rd component"), aspectmode: "cube", uirevision: cloud.name,
+    camera: { eye: { x: 1.6, y: 1.6, z: 1.3 }, center: { x: 0, y: 0, z: -0.1 } } };  // so that the titles are inside
   return { traces: [{ type: "scatter3d", mode: "markers", x, y, z, marker, hovertext, hoverinfo: "text" }], layout };
 }
 

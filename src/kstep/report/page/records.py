@@ -110,7 +110,10 @@ def of_folder(folder: Path) -> Record:
     experiment = run.experiment
     status = status_of(run, experiment.env_steps)
     speed = rate(run, status) if status.state == "running" else None
-    lines = _updates(run)
+    lines, points = _updates(run), tuple(_points(run))
+    state = status.state
+    if state == "partly" and points and points[-1].mark >= experiment.env_steps:
+        state = "done"  # its checkpoints were not kept, but its results are complete
     try:
         machines = system.history(run.system_file)
     except KstepError:  # nothing but this depends on it
@@ -119,8 +122,8 @@ def of_folder(folder: Path) -> Record:
         identify(experiment),
         run.digest,
         experiment.preset,
-        tuple(_points(run)),
-        status.state,
+        points,
+        state,
         status.env_steps,
         experiment.env_steps,
         status.problem,

@@ -78,9 +78,9 @@ def sections(rows: Sequence[Row], at: Sequence[int]) -> list[Section]:
         Section(
             "aggregates",
             "Over all tasks",
-            "Scores are returns divided by the task's scale, 1,000 for tasks of the suite, and "
-            "seeds are the unit. Intervals are stratified bootstrap intervals of 95 %; they need "
-            "three seeds.",
+            "Scores are returns divided by the task's scale, 1,000 for tasks of the suite; each "
+            "seed of each task counts once. Intervals are stratified bootstrap intervals of 95 %; "
+            "they need three seeds.",
             tuple(drawn),
             tuple(over_tasks),
             remarks=tuple(remarks),
@@ -165,10 +165,11 @@ def _aggregates(
             "counts as failed.",
         ),
         _named(
-            Grid.of(("better, than", *labels), better),
+            Grid.of(("P(row > column)", *labels), better),
             f"improvement-{mark}",
             f"Probability of improvement {at}",
-            "How likely a run of the row's method beats one of the column's on a random task.",
+            "How likely a run of the row's method returns more than one of the column's, on a task "
+            "drawn at random.",
         ),
         _named(
             compare.improved(cells),
