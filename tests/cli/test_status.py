@@ -67,6 +67,15 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+def test_status_names_changed_settings_as_their_folder_does(tmp_path: Path) -> None:
+    what = resolve("ksl", "toy_reach", preset="debug", seed=7, overrides=["method.auxiliary.k=2"])
+    run = Run.prepare(Run.default_folder(tmp_path, what, overridden=True), what)
+    with run.locked():
+        run.begin()
+    found = status.read(run.folder).method
+    assert found == run.folder.parent.name != "ksl-debug"
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 def test_status_fits_every_terminal(root: Path, width: int) -> None:
     said = StringIO()

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from kstep import reading
 from kstep.bench.steps import METHODS
-from kstep.config import rendered_size
+from kstep.config import Experiment, rendered_size
 from kstep.run import folder, saved_encoders
 from kstep.run.folder import FORMAT, Attempt, Evaluated, Run, RunFolder
 from kstep.sweep import cost
@@ -144,6 +144,22 @@ def test_a_spec_is_what_the_command_line_would_make_of_it() -> None:
         )
         assert digest(experiment) == spec.digest
         assert Run.default_folder(Path("runs"), experiment, bool(overrides)) == spec.folder
+
+
+def test_seeds_of_one_setting_lie_side_by_side(tmp_path: Path) -> None:
+    from kstep.config import digest, resolve
+
+    def experiment(seed: int, rate: str = "1e-4") -> Experiment:
+        overrides = [f"method.learning.learning_rate={rate}"]
+        return resolve("ksl", "toy_reach", preset="debug", seed=seed, overrides=overrides)
+
+    def folder(seed: int, rate: str = "1e-4") -> Path:
+        return Run.default_folder(tmp_path, experiment(seed, rate), overridden=True)
+
+    assert folder(1).parent == folder(2).parent != folder(1, "2e-4").parent
+    name = f"ksl-debug-{digest(experiment(2))[:6]}"
+    (begun := tmp_path / "toy_reach" / name / "seed2").mkdir(parents=True)
+    assert folder(2) == begun != folder(1)  # by an earlier version
 
 
 def test_less_of_a_sweep() -> None:

@@ -37,7 +37,7 @@ import annotated_types as at
 import numpy as np
 
 from kstep import reading, zoo
-from kstep.config import Experiment, digest
+from kstep.config import Experiment, digest, setting
 from kstep.envs.actions import Actions, BoxActions
 from kstep.envs.sight import Sight
 from kstep.errors import Busy, KstepError
@@ -331,11 +331,16 @@ class Run(RunFolder):
     @staticmethod
     def default_folder(root: Path, experiment: Experiment, overridden: bool) -> Path:
         """Where a run lives unless told otherwise; overridden settings get a place of their own."""
-        name = f"{experiment.method.name}-{experiment.preset}"
-        if overridden:
-            name += f"-{digest(experiment)[:6]}"
-        task = experiment.env.task.replace(":", "-").replace("/", "-")
-        return root / task / name / f"seed{experiment.seed}"
+        name, seed = f"{experiment.method.name}-{experiment.preset}", f"seed{experiment.seed}"
+        below = root / experiment.env.task.replace(":", "-").replace("/", "-")
+        if not overridden:
+            return below / name / seed
+        folder, earlier = (
+            below / f"{name}-{found[:6]}" / seed
+            for found in (setting(experiment), digest(experiment))
+        )
+        # Folders had the seed in their digest once; a run that was begun so is continued there.
+        return earlier if earlier.exists() else folder
 
     @classmethod
     def prepare(cls, folder: Path, experiment: Experiment) -> Run:

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kstep import reading
+from kstep.config import setting
 from kstep.envs.tasks import OF_SUITE
 from kstep.run import clock
 from kstep.run.folder import Evaluated, Run, RunFolder
@@ -37,7 +38,7 @@ class Progress:
 
     folder: Path
     method: str
-    """With its preset."""
+    """With its preset, and with the digest of its settings where its folder has that."""
     task: str
     seed: int
     env_steps: int
@@ -73,9 +74,11 @@ def read(folder: Path) -> Progress:
     run = Run.open(folder)
     experiment, evaluations = run.experiment, tuple(run.evaluations())
     status = status_of(run, experiment.env_steps)
+    plain = f"{experiment.method.name}-{experiment.preset}"
+    special = f"{plain}-{setting(experiment)[:6]}"
     return Progress(
         folder=folder,
-        method=f"{experiment.method.name}-{experiment.preset}",
+        method=special if folder.parent.name == special else plain,
         task=experiment.env.task,
         seed=experiment.seed,
         env_steps=status.env_steps,
