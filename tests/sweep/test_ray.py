@@ -38,10 +38,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     monkeypatch.setenv("HOME", str(tmp_path))
-    source = str(Path(kstep.__file__).parents[1])
-    monkeypatch.setenv(
-        "PYTHONPATH", os.pathsep.join([source, *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
-    )
+    monkeypatch.setenv("PYTHONPATH", str(Path(kstep.__file__).parents[1]), prepend=os.pathsep)
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     # Otherwise Ray reads 127.0.0.1 as this machine's address in its network, where nobody listens.
