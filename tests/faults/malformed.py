@@ -673,6 +673,8 @@ def named_or_harmless(kind: Kind, verb: str, said: str) -> bool:
         # The checkpoint before, or a log of which nothing is needed yet, takes its place.
         *(("state.json", verb), ("agent.safetensors", verb), ("replay segment", verb)),
         *(("metrics.jsonl", "train"), ("evaluations.jsonl", "train")),
+        # Where there is none, the file that --frozen-encoder names is copied once more.
+        ("frozen encoder", "train, frozen"),
         # A run without one is not a run, or has no time yet.
         *(("config.json", "collect"), ("config.json", "analyze main, found")),
         ("evaluations.jsonl", "collect"),
