@@ -211,6 +211,9 @@ def test_the_papers_curves_are_known_by_our_names_and_pass_through_its_table() -
 
 
 def test_a_cell_as_it_is_printed() -> None:
-    row: Row = {"mean": 841.3, "std": 32.9, "runs": 10, "stars": "**"}
+    row: Row = {"task": "cartpole_swingup", "mean": 841.3, "std": 32.9, "runs": 10, "stars": "**"}
     assert cell(row) == "841 ± 33** (n = 10)"
+    assert (
+        cell({**row, "task": "toy_reach", "mean": -7.18, "std": 1.2}) == "-7.18 ± 1.20** (n = 10)"
+    )
     assert cell({**row, "std": math.nan, "runs": 1, "stars": ""}) == "841 (n = 1)"
