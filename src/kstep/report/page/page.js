@@ -95,12 +95,12 @@ function cloudDrawn(cloud) {
   const [x, y, z, reward] = [0, 1, 2, 3].map(i => cloud.points.map(point => point[i]));
   const marker = { size: shown.flat ? 5 : 2.5, color: reward, colorscale: "Viridis", opacity: 0.85,
     colorbar: { title: { text: "reward" }, thickness: 12, len: 0.7, outlinewidth: 0 } };
-  const hovertext = reward.map(value => `reward ${short(value)}`), layout = layoutOf("first component", "second component");
+  const hovertext = reward.map(value => `reward ${short(value)}`), layout = layoutOf("PC 1", "PC 2");
   if (shown.flat) return { traces: [{ type: "scatter", mode: "markers", x, y, marker, hovertext, hoverinfo: "text" }], layout };
   const side = text => ({ title: { text }, gridcolor: ink("--line"), zerolinecolor: ink("--line"), showbackground: false, showticklabels: false });
   layout.margin = { l: 0, r: 0, t: 0, b: 0 };
-  layout.scene = { xaxis: side("1st component"), yaxis: side("2nd component"), zaxis: side("3rd component"), aspectmode: "cube", uirevision: cloud.name,
-    camera: { eye: { x: 1.6, y: 1.6, z: 1.3 }, center: { x: 0, y: 0, z: -0.1 } } };  // so that the titles are inside
+  layout.scene = { xaxis: side("PC 1"), yaxis: side("PC 2"), zaxis: side("PC 3"), aspectmode: "cube", uirevision: cloud.name,
+    camera: { eye: { x: 1.95, y: 1.95, z: 1.5 }, center: { x: 0, y: 0, z: -0.1 } } };  // so that the titles are inside
   return { traces: [{ type: "scatter3d", mode: "markers", x, y, z, marker, hovertext, hoverinfo: "text" }], layout };
 }
 
