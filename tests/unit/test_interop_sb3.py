@@ -135,17 +135,19 @@ def test_stored_actions_reach_ksl_between_minus_one_and_one() -> None:
     assert 0.5 < np.abs(actions[mask]).max() <= 1.0
 
 
+SHARED = {"share_features_extractor": True}
 CASES = [
-    pytest.param(DQN, {}, {"q_net"}, id="dqn"),
-    pytest.param(SAC, {}, {"actor", "critic"}, id="sac"),
-    pytest.param(SAC, {"share_features_extractor": True}, {"actor"}, id="sac-shared"),
-    pytest.param(TD3, {}, {"actor", "critic"}, id="td3"),
+    pytest.param(DQN, {}, False, {"q_net"}, id="dqn"),
+    pytest.param(SAC, {}, False, {"critic"}, id="sac"),
+    pytest.param(SAC, {}, True, {"actor", "critic"}, id="sac-both"),
+    pytest.param(SAC, SHARED, False, {"critic"}, id="sac-shared"),
+    pytest.param(TD3, {}, True, {"actor", "critic"}, id="td3-both"),
 ]
 
 
-@pytest.mark.parametrize(("kind", "policy", "networks"), CASES)
-def test_it_trains_what_the_policy_trains_and_nothing_without_a_learning_rate(
-    kind: type[OffPolicyAlgorithm], policy: dict[str, Any], networks: set[str]
+@pytest.mark.parametrize(("kind", "policy", "actor", "networks"), CASES)
+def test_it_trains_these_extractors_and_nothing_without_a_learning_rate(
+    kind: type[OffPolicyAlgorithm], policy: dict[str, Any], actor: bool, networks: set[str]
 ) -> None:
     """With a rate of 0 all of Stable-Baselines3's weights and actions are those of a run without
     KSL: its random numbers are not touched."""
@@ -157,11 +159,11 @@ def test_it_trains_what_the_policy_trains_and_nothing_without_a_learning_rate(
             model._setup_model()  # with another policy
         return model.learn(40, callback=callback)
 
-    nothing, without = ksl(learning_rate=0.0), trained(None)
+    nothing, without = ksl(learning_rate=0.0, actor=actor), trained(None)
     still = trained(nothing)
     assert not moved(without.policy.state_dict(), still.policy.state_dict())
     assert nothing.updates == still._n_updates > 5
-    callback = ksl()
+    callback = ksl(actor=actor)
     changed = moved(without.policy.state_dict(), trained(callback).policy.state_dict())
     assert set(callback.parts) == networks
     for name in networks:
@@ -215,7 +217,31 @@ def test_save_load_and_evaluation_are_those_of_stable_baselines3(tmp_path: Path)
     before = snapshot(callback.state())
     model.learn(1, callback=callback, reset_num_timesteps=False)  # continues with its own
     assert callback.updates == resumed.updates
-    assert "actor/slow_encoder.cnn.0.weight" in moved(before, callback.state())
+    assert "critic/slow_encoder.cnn.0.weight" in moved(before, callback.state())
+
+
+def test_it_reports_latents_that_are_all_alike() -> None:
+    callback, model = ksl(batch_size=16), model_on(painted())
+    model.learn(20, callback=callback)
+    assert model.replay_buffer is not None
+    stored = model.replay_buffer.observations
+    stored[:, :, :, :18] = np.random.default_rng(0).integers(0, 256, (100, 1, 3, 1, 1))
+    encoder = callback.parts["q_net"].encoder
+    observations, _, _ = callback._batch()
+    with torch.no_grad():
+        latents = encoder(observations[:, 0]).double()
+    latents /= latents.norm(dim=1, keepdim=True)
+    expected = sum(float(latents[i] @ latents[i - 1]) for i in range(16)) / 16
+    assert expected < 0.9999
+    assert callback.update()["q_net_cosine"] == pytest.approx(expected, abs=1e-6)
+    last: Any = encoder.get_submodule("linear.0")
+    with torch.no_grad():
+        last.weight.zero_()
+        last.bias.fill_(1.0)
+    found = callback.update()
+    assert found["q_net_cosine"] == pytest.approx(1.0)
+    model.learn(1, callback=callback, reset_num_timesteps=False)
+    assert {f"ksl/{name}" for name in found} <= model.logger.name_to_value.keys()
 
 
 def test_a_loaded_ksl_continues_bit_for_bit(tmp_path: Path) -> None:

@@ -6,9 +6,9 @@
     model.save("reach.zip")
     ksl.save("reach_ksl.safetensors")
 
-Every features extractor that the policy trains gets a KSL of its own: the Q-network's for DQN; the
-critic's and the actor's for SAC and TD3, or the one that they share. Sequences come from the
-model's replay buffer. Once a rollout is collected, just before Stable-Baselines3 takes its gradient
+KSL trains the features extractor of the network that predicts returns: the Q-network's for DQN, the
+critic's for SAC and TD3, or the one that actor and critic share. Sequences come from the model's
+replay buffer. Once a rollout is collected, just before Stable-Baselines3 takes its gradient
 steps, KSL takes as many of its own. Nothing of Stable-Baselines3 is replaced, and KSL draws from a
 generator of its own, so with a learning rate of 0 a run is what it is without the callback, bit for
 bit. docs/ksl_anywhere.md says what differs from our own agent.
@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import safetensors.torch
 import torch
+import torch.nn.functional as F
 from gymnasium import spaces
 from stable_baselines3.common.buffers import DictReplayBuffer, ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
@@ -62,19 +63,21 @@ class KSLCallback(BaseCallback):
         batch_size: int | None = None,
         learning_rate: float | None = None,
         shift: int = 4,
+        actor: bool = False,
         seed: int | None = None,
         verbose: int = 0,
         **heads: Any,
     ) -> None:
         """`batch_size`, `learning_rate` and `seed`: the model's, if not given (of a schedule of
         learning rates its first value). `shift`: by how many pixels each image of a sequence is
-        moved at most; 0 for observations as they are. `heads`: other arguments of `kstep.KSL`, such
-        as `ema_rate`.
+        moved at most; 0 for observations as they are. `actor`: whether an extractor that belongs to
+        the actor alone gets a KSL as well. `heads`: other arguments of `kstep.KSL`, such as
+        `ema_rate`.
         """
         super().__init__(verbose)
         self.k, self.batch_size, self.learning_rate = k, batch_size, learning_rate
         self.augment = Shift(pad=shift)
-        self.seed, self.heads = seed, heads
+        self.actor, self.seed, self.heads = actor, seed, heads
         self.updates = 0
         self.parts: dict[str, Part] = {}
         self.optimizers = Optimizers({})
@@ -121,7 +124,7 @@ class KSLCallback(BaseCallback):
                         encoder, latent_dim=encoder.features_dim, k=self.k, **actions, **self.heads
                     ),
                 )
-                for name, encoder in trained_extractors(model).items()
+                for name, encoder in trained_extractors(model, actor=self.actor).items()
             }
         rate = self.learning_rate
         rate = float(model.lr_schedule(1.0)) if rate is None else rate
@@ -165,21 +168,32 @@ class KSLCallback(BaseCallback):
         if steps == 0:
             return
         model.policy.set_training_mode(True)
-        losses = [self.update() for _ in range(steps)]
-        for name in self.parts:
-            self.logger.record(f"ksl/{name}_loss", float(np.mean([loss[name] for loss in losses])))
+        found = [self.update() for _ in range(steps)]
+        for name in found[0]:
+            self.logger.record(f"ksl/{name}", float(np.mean([values[name] for values in found])))
 
     def update(self) -> dict[str, float]:
-        """Take one step of every KSL; return the losses."""
+        """Take one step of every KSL; return its loss, and how alike the latents were before it.
+
+        A cosine near 1, of latents of unrelated observations, says that the extractor collapsed.
+        """
         observations, actions, mask = self._batch()
-        losses = {}
+        found = {}
         for name, part in self.parts.items():
-            loss = part.ksl.loss(part.encoder, observations, actions, mask)
+            latents: list[Tensor] = []
+
+            def encode(batch: Tensor, part: Part = part, latents: list[Tensor] = latents) -> Tensor:
+                latents.append(part.encoder(batch))
+                return latents[-1]
+
+            loss = part.ksl.loss(encode, observations, actions, mask)
+            first = latents[0].detach()
+            found[f"{name}_loss"] = loss.item()
+            found[f"{name}_cosine"] = F.cosine_similarity(first, first.roll(1, 0)).mean().item()
             self.optimizers.minimize(name, loss)
             part.ksl.update_slow(part.encoder)
-            losses[name] = loss.item()
         self.updates += 1
-        return losses
+        return found
 
     def _batch(self) -> tuple[Tensor, Tensor, Tensor]:
         model, buffer = self.off_policy, self.off_policy.replay_buffer
@@ -241,15 +255,24 @@ def sequences(
     )
 
 
-def trained_extractors(model: OffPolicyAlgorithm) -> dict[str, BaseFeaturesExtractor]:
-    """The distinct features extractors that the policy's losses train, by the network's name."""
-    found: dict[str, BaseFeaturesExtractor] = {}
+def trained_extractors(
+    model: OffPolicyAlgorithm, *, actor: bool = False
+) -> dict[str, BaseFeaturesExtractor]:
+    """Return the features extractors that KSL trains, by the name of their network.
+
+    An extractor that only the actor has is left out unless `actor`. The actor's loss keeps its
+    latents apart too weakly: KSL made those of toy_reach all alike (docs/ksl_anywhere.md).
+    """
+    networks: dict[str, BaseFeaturesExtractor] = {}
     for name, network in model.policy.named_children():
         extractor = getattr(network, "features_extractor", None)
-        if extractor is None or name.endswith("_target"):
-            continue
-        if not any(extractor is other for other in found.values()):
-            found[name] = extractor
+        if extractor is not None and not name.endswith("_target"):
+            networks[name] = extractor
+    found: dict[str, BaseFeaturesExtractor] = {}
+    for name in sorted(networks, key=lambda name: name == "actor"):  # the actor last
+        shared = any(networks[name] is other for other in found.values())
+        if not shared and (actor or not found or name != "actor"):
+            found[name] = networks[name]
     if not any(True for each in found.values() for _ in each.parameters()):
         raise KstepError(
             f"the policy {type(model.policy).__name__} has no features extractor that learns: "
