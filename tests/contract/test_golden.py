@@ -1,10 +1,11 @@
 """Golden traces: a change that alters numbers must say so.
 
-Each method twice: in double precision, where rounding leaves ten digits to compare, and in single
-precision, as training computes, where it leaves two.
+Each method, and each pair of a core and an auxiliary task (tests/pairs.py), twice: in double
+precision, where rounding leaves ten digits to compare, and in single precision, as training
+computes, where it leaves two.
 
-`python -m tests.contract.test_golden METHOD ...` adds traces of new methods to both files; without
-a name it writes both from scratch. Do that only when the numbers were meant to change, and name the
+`python -m tests.contract.test_golden NAME ...` adds traces of new ones to both files; without a
+name it writes both from scratch. Do that only when the numbers were meant to change, and name the
 reason in the commit.
 """
 
@@ -24,8 +25,10 @@ from kstep.data.replay import Replay
 from kstep.methods import METHODS
 from tests.authors.seams import double_precision
 from tests.make import agent_and_replay
+from tests.pairs import PAIRS, pair
 
 UPDATES = 6
+NAMES = [*METHODS, *PAIRS]
 FOLDER = Path(__file__).parent
 
 
@@ -53,6 +56,11 @@ PRECISIONS = {
 }
 
 
+def made(name: str) -> tuple[Agent, Replay]:
+    """An agent of debug size, and what it learns from."""
+    return agent_and_replay(pair(name) if name in PAIRS else name)
+
+
 def trace(agent: Agent, replay: Replay) -> dict[str, list[float]]:
     """Losses of the first updates and the norms of every network after them."""
     rows = [agent.update(replay).metrics for _ in range(UPDATES)]
@@ -67,12 +75,12 @@ def trace(agent: Agent, replay: Replay) -> dict[str, list[float]]:
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("method", METHODS)
-def test_golden_trace(method: str, precision: str) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_golden_trace(name: str, precision: str) -> None:
     chosen = PRECISIONS[precision]
-    golden = json.loads(chosen.file.read_text())[method]
+    golden = json.loads(chosen.file.read_text())[name]
     with chosen.within():
-        agent, replay = agent_and_replay(method)
+        agent, replay = made(name)
         found = trace(agent, replay)
     assert found.keys() == golden.keys()
     for key, values in golden.items():
@@ -91,16 +99,16 @@ def test_double_precision_notices_a_millionth() -> None:
         assert found[key] == pytest.approx(golden[key], rel=1e-5), key
 
 
-def write(chosen: Precision, methods: list[str]) -> None:
-    """Compute some traces of one precision and store them, in the registry's order."""
+def write(chosen: Precision, names: list[str]) -> None:
+    """Compute some traces of one precision and store them, the registry's first, in its order."""
     stored = json.loads(chosen.file.read_text())
     with chosen.within():
-        stored |= {method: trace(*agent_and_replay(method)) for method in methods}
-    traces = {method: stored[method] for method in METHODS}
+        stored |= {name: trace(*made(name)) for name in names}
+    traces = {name: stored[name] for name in NAMES}
     chosen.file.write_text(json.dumps(traces, indent=1) + "\n")
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     for chosen in PRECISIONS.values():
-        write(chosen, sys.argv[1:] or list(METHODS))
+        write(chosen, sys.argv[1:] or NAMES)

@@ -24,6 +24,7 @@ from kstep.methods import METHODS
 from kstep.run.folder import Run, RunFolder
 from tests.faults.forked import Ended, Forked, Kill, forking
 from tests.make import HANGING, toy
+from tests.pairs import PAIRS, declared
 from tests.runs import assert_same, contents
 
 BUDGET, PARTS = 16, 8
@@ -37,12 +38,15 @@ FAMILIES |= {"choices": ["ksl_dqn", "--set", "method.core.epsilon.decisions=12"]
 def command(method: list[str], folder: str = "run") -> list[str]:
     """A short run with a checkpoint after every decision, evaluations, saved encoders, and a replay
     that forgets, so that old frames are removed."""
-    words = ["train", method[0], toy(METHODS[method[0]]), "--preset", "debug"]
+    name = method[0]
+    value = declared(name) if name in PAIRS else METHODS[name]
+    words = ["train", name, toy(value), "--preset", "debug"]
+    words += ["--import", "tests.faults.pairs"] * (name in PAIRS)
     words += ["--env-steps", str(BUDGET)]
     for setting in ("initial_decisions=5", "batch_size=4", "replay_capacity=10"):
         words += ["--set", f"method.learning.{setting}"]
     words += ["--set", "evaluation.every=5", "--set", "evaluation.episodes=1", *method[1:]]
-    words += ["--save-encoders-every", "5"] * (method[0] != "sac_state")
+    words += ["--save-encoders-every", "5"] * (name != "sac_state")
     words += ["--threads", "1", "--encoder-backend", "torch", "--checkpoint-minutes", "1e-9"]
     return [*words, "--folder", folder]
 
@@ -119,6 +123,13 @@ def test_a_killed_run_ends_as_if_it_had_not_been(scene: Scene) -> None:
     assert scene.killed(Kill("write", 300, 9_000))  # frames half written
     assert scene.killed(Kill("evaluation", 300))
     scene.killed(Kill("instant", amount=0.2))
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_killed_run_of_any_core_and_task_ends_as_if_it_had_not_been(
+    name: str, forked: Forked, tmp_path: Path
+) -> None:
+    assert Scene(forked, tmp_path, [name]).killed(Kill("event", 231))
 
 
 def test_a_killed_run_with_frames_on_the_device_ends_as_one_in_memory(scene: Scene) -> None:
