@@ -35,6 +35,8 @@ TABLE = RESULTS / "evidence.parquet"
 BEGIN, END = "<!-- scripts/evidence.py: begin -->", "<!-- scripts/evidence.py: end -->"
 MARKS = range(0, 100_001, 20_000)
 BUDGET = 100_000
+READINGS = ("ksl", "ksl-results")
+"""The paper's text, and the code behind its figure."""
 
 EARLIER = {
     "cartpole_swingup_cpu.csv": {"ksl": "82e0c72", "sac_pixel": "82e0c72"},
@@ -149,6 +151,11 @@ def page(table: pl.DataFrame, cells: Sequence[Row]) -> str:
         "The second row is the paper's, with the place of our mean relative to its band of one "
         "standard deviation.",
         *(tables_of(str(task), own) for (task,), own in grouped(cells, "task").items()),
+        "## The two readings of KSL",
+        "The p of Welch's test on cartpole_swingup, preset cpu: each reading against the paper's "
+        "ten seeds, and one against the other; it needs two seeds on each side. What the names "
+        "mean, and why: [D62](../decisions/D62.md).",
+        readings(cells),
         "## Claims of the paper",
         "At 100,000 env steps. A difference counts if Welch's test gives p < 0.05; it needs two "
         "seeds on each side.",
@@ -218,6 +225,40 @@ def band(ours: float, mean: float, deviation: float) -> str:
     return "above" if ours > mean else "below"
 
 
+def readings(cells: Sequence[Row]) -> str:
+    """Return the table that tells `ksl` and `ksl-results` from the paper and from each other."""
+    at = {
+        (str(row["label"]), int(row["env_steps"])): row
+        for row in cells
+        if row["task"] == "cartpole_swingup"
+    }
+    text, figure = ([at.get((f"{name}-cpu", mark)) for mark in MARKS] for name in READINGS)
+    lines = [
+        ["`ksl` and the paper", *(_p(row, _theirs(row)) for row in text)],
+        ["`ksl-results` and the paper", *(_p(row, _theirs(row)) for row in figure)],
+        [
+            "`ksl` and `ksl-results`",
+            *(
+                _p(first, None if second is None else _summary(second))
+                for first, second in zip(text, figure, strict=True)
+            ),
+        ],
+    ]
+    return markdown(["", *(f"{mark:,}" for mark in MARKS)], lines)
+
+
+def _theirs(row: Row | None) -> Summary | None:
+    if row is None or not row["paper_runs"]:
+        return None
+    return Summary(float(row["paper_mean"]), float(row["paper_std"]), int(row["paper_runs"]))
+
+
+def _p(row: Row | None, other: Summary | None) -> str:
+    if row is None or other is None or min(int(row["runs"]), other.n) < 2:
+        return "-"
+    return f"{welch(_summary(row), other):.2g}"
+
+
 def claims(cells: Sequence[Row]) -> list[str]:
     """Return a sentence per claim of the paper's Table 1 at 100,000 env steps: supported, not
     supported or untested by our runs."""
@@ -230,21 +271,20 @@ def claims(cells: Sequence[Row]) -> list[str]:
         for rival in row:
             if rival in ("ksl", "sac_state"):
                 continue
-            for label in ("ksl", "ksl-results"):
+            for label in READINGS:
                 pair = [ours.get((task, f"{name}-cpu")) for name in (label, rival)]
                 claim = f"`{label}` above `{rival}` on {task} (the paper: {row['ksl'].mean:.0f} "
                 claim += f"and {row[rival].mean:.0f})"
                 if pair[0] is None and pair[1] is None:
                     continue
                 sentences.append(f"{claim}: {_verdict(pair[0], pair[1])}.")
-    tested = {(task, rival) for task, rival in ours}
-    untested = [task for task in theirs if (task, "ksl-cpu") not in tested]
+    untested = [task for task in theirs if (task, "ksl-cpu") not in ours]
     if untested:
         sentences.append(f"KSL above the others on {', '.join(untested)}: untested.")
     average = f"{scores.paper_improvement('drq', BUDGET):.1f} %"
     sentences.append(
         f"KSL's average improvement over DrQ on the six tasks (the paper: {average}): "
-        + ("untested" if untested else _average(ours))
+        + _average(ours, [*theirs])
         + "."
     )
     sentences.append("Every claim about 500,000 env steps, the ablations and transfer: untested.")
@@ -267,12 +307,13 @@ def _summary(row: Row) -> Summary:
     return Summary(float(row["mean"]), float(row["std"]), int(row["runs"]))
 
 
-def _average(ours: dict[tuple[str, str], Row]) -> str:
-    tasks = [task for task, label in ours if label == "ksl-cpu"]
+def _average(ours: dict[tuple[str, str], Row], tasks: Sequence[str]) -> str:
+    pairs = [[ours.get((task, f"{name}-cpu")) for name in ("ksl", "drq")] for task in tasks]
     shares = [
-        100 * (float(ours[t, "ksl-cpu"]["mean"]) / float(ours[t, "drq-cpu"]["mean"]) - 1)
-        for t in tasks
+        100 * (float(ksl["mean"]) / float(drq["mean"]) - 1) for ksl, drq in pairs if ksl and drq
     ]
+    if len(shares) < len(tasks):
+        return "untested"
     return f"{np.mean(shares):.1f} % in ours"
 
 

@@ -9,6 +9,7 @@ import pytest
 from scripts import evidence
 
 from kstep.analysis.tables import Row
+from kstep.report import paper
 from kstep.sweep import store
 
 
@@ -53,3 +54,28 @@ def test_verdicts(
     found = evidence.claims([cell("ksl-cpu", *ksl), cell("drq-cpu", *drq)])
     (sentence,) = (s for s in found if s.startswith("`ksl` above `drq`"))
     assert f": {verdict}" in sentence
+
+
+def test_readings_are_compared_where_both_sides_have_two_seeds() -> None:
+    theirs: Row = {"paper_mean": 841.0, "paper_std": 33.0, "paper_runs": 10}
+    text = {**cell("ksl-cpu", 841.0, 10.0, 3), **theirs}
+    figure = {**cell("ksl-results-cpu", 641.0, 10.0, 3), **theirs}
+    lines = evidence.readings([text, figure]).splitlines()[2:]
+    same, apart, each = (line.strip("| ").split(" | ")[-1] for line in lines)
+    assert same == "1"
+    assert max(float(apart), float(each)) < 1e-3
+    assert "20,000" in evidence.readings([])
+    alone = evidence.readings([{**text, "runs": 1}, figure]).splitlines()[2:]
+    assert alone[0].strip("| ").split(" | ")[-1] == "-"
+    assert alone[2].strip("| ").split(" | ")[-1] == "-"
+
+
+def test_the_average_improvement_needs_both_methods_on_all_six_tasks() -> None:
+    ksl = [
+        {**cell("ksl-cpu", 150.0, 1.0, 3), "task": task} for task in paper.cells("main", 100_000)
+    ]
+    drq: list[Row] = [{**row, "label": "drq-cpu", "mean": 100.0} for row in ksl]
+    (partly,) = (s for s in evidence.claims([*ksl, *drq[1:]]) if "average improvement" in s)
+    (whole,) = (s for s in evidence.claims([*ksl, *drq]) if "average improvement" in s)
+    assert partly.endswith(": untested.")
+    assert whole.endswith(": 50.0 % in ours.")

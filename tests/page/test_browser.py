@@ -228,7 +228,8 @@ def test_it_is_dark_where_the_system_is_and_fits_a_phone(opened: Opened) -> None
     until(opened.page, f"{back} === 'rgb(21, 24, 29)'")
     trace = next(t for t in opened.figure("curve-toy_reach")[0] if t.get("name"))
     assert trace["line"]["color"] == opened.data.styles[trace["name"]].dark
-    assert opened.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    # The figures already drawn take the new width one after another.
+    until(opened.page, "document.documentElement.scrollWidth <= innerWidth")
     opened.page.emulate_media(color_scheme="light")
     opened.page.set_viewport_size({"width": 1200, "height": 900})
 

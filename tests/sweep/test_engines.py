@@ -69,6 +69,14 @@ def test_cores_and_memory_are_divided() -> None:
         divide(main_sweep, cores=8, memory_gb=2)
 
 
+def test_a_run_with_one_core_draws_with_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LP_NUM_THREADS", raising=False)
+    assert Slot(threads=1).environment()["LP_NUM_THREADS"] == "0"
+    assert Slot(threads=3).environment()["LP_NUM_THREADS"] == "3"
+    monkeypatch.setenv("LP_NUM_THREADS", "2")
+    assert Slot(threads=1).environment()["LP_NUM_THREADS"] == "2"  # the user's own
+
+
 def test_from_the_command_line_to_the_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

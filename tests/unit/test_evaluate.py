@@ -75,6 +75,28 @@ def test_at_most_ten_lanes() -> None:
         assert len(several) == 10
 
 
+@pytest.mark.parametrize(("domain", "task"), [("cartpole", "swingup"), ("ball_in_cup", "catch")])
+def test_exact_frames_are_those_of_dm_control(domain: str, task: str) -> None:
+    ours = envs.make(EnvConfig(f"{domain}_{task}", action_repeat=1), 0)
+    from dm_control import suite  # only now: `make` has chosen how MuJoCo draws
+
+    theirs = suite.load(domain, task, task_kwargs={"random": np.random.RandomState(3)})
+    try:
+        theirs.reset()
+        frames = [ours.reset(seed=3)[0]]
+        expected = [theirs.physics.render(84, 84, camera_id=0)]
+        for action in np.linspace(-1, 1, 3):
+            push = np.full(spec_of(ours).action_dim, action, np.float32)
+            frames.append(ours.step(push)[0])
+            theirs.step(push)
+            expected.append(theirs.physics.render(84, 84, camera_id=0))
+    finally:
+        ours.close()
+        theirs.physics.free()
+    assert np.array_equal(frames, expected)
+    assert not np.array_equal(frames[0], frames[-1])
+
+
 @pytest.mark.parametrize("size", [84])
 def test_quick_frames_are_hardly_to_be_told_from_exact_ones(size: int) -> None:
     frames = []

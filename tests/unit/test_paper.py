@@ -56,7 +56,7 @@ def test_verdicts_from_the_papers_numbers_are_the_papers(table: str, mark: int) 
     for row in found:
         assert (row["mean"], row["std"]) == pytest.approx((row["paper_mean"], row["paper_std"]))
         assert row["runs"] == row["paper_runs"]
-        assert row["place"] == "inside"
+        assert row["place"] == "none shown"
         assert row["best"] == row["paper_best"], row
         if (table, mark, row["task"]) == DISAGREES and row["best"]:
             assert (row["stars"], row["paper_stars"]) == ("*", "**")
@@ -180,7 +180,7 @@ def test_printed_stars_are_those_of_the_reference_results() -> None:
 def test_a_place_beside_the_paper() -> None:
     theirs = paper.cells("main", 100_000)["cartpole_swingup"]["ksl"]
     assert theirs == PaperCell(841.0, 33.0, 10, best=True, stars="**")
-    assert paper.place(Summary(835.0, 30.0, 3), theirs) == "inside"
+    assert paper.place(Summary(835.0, 30.0, 3), theirs) == "none shown"
     assert paper.place(Summary(400.0, 30.0, 5), theirs) == "below"
     assert paper.place(Summary(990.0, 5.0, 5), theirs) == "above"
     with pytest.raises(KstepError, match="has no table"):

@@ -431,6 +431,21 @@ def test_native_convolutions_are_assumed_to_take_half(preset: str, tmp_path: Pat
     assert len(measured) == 1
 
 
+def test_a_method_that_learns_every_second_decision_costs_half_the_steps(tmp_path: Path) -> None:
+    file = tmp_path / "pair.toml"
+    file.write_text(
+        'tasks = ["cartpole_swingup"]\n'
+        + "".join(
+            f'[[group]]\nmethods = ["drq_v2"]\nseeds = "1"\nenv_steps = 1000\n'
+            f'set = ["method.learning.update_every={every}"]\n'
+            for every in (1, 2, 4)
+        )
+    )
+    one, two, four = (cost_of(spec).core_seconds for spec in plan(read(str(file)), tmp_path))
+    assert one - two == pytest.approx(2 * (two - four))
+    assert two - four > 0
+
+
 def test_estimates_use_what_was_measured(tmp_path: Path) -> None:
     specs = plan(read("main", "cpu"), tmp_path, tasks=["cartpole_swingup"], methods=["ksl"])
     before = estimate(specs, [status(spec) for spec in specs])

@@ -97,7 +97,7 @@ class Compare:
     tasks: tuple[str, ...] = ()
     """Only these tasks."""
     paper: bool = False
-    """Put the paper's numbers beside ours: inside, above or below (Welch, p = 0.05)."""
+    """Put the paper's numbers beside ours, and whether they differ (Welch, p = 0.05)."""
     seed: Count = 0
     """Of the bootstrap."""
     repetitions: Positive = 2_000

@@ -50,9 +50,9 @@ class EnvConfig:
     camera: Count | None = None
     """None: the task's own."""
     renderer: Renderer = "exact"
-    """How a task of the suite is rendered. exact: as dm_control does. quick: the same with a shadow
-    map of 512 instead of 2048 and a buffer no larger than the frame; twice as fast, hardly
-    distinguishable. raytraced: no OpenGL, much faster, but different images (`fast-render`)."""
+    """How a task of the suite is rendered. exact: every pixel as dm_control has it. quick: the same
+    with a shadow map of 512 instead of 2048; twice as fast, hardly distinguishable. raytraced: no
+    OpenGL, much faster, but different images (`fast-render`)."""
     image: Name | None = field(default=None, metadata=LATER)
     """Where a Gymnasium environment's picture is: a key of its dictionary observation, several keys
     with commas, or `render` for what it draws. None: the images of the observation; if there are

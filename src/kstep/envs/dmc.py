@@ -57,11 +57,12 @@ class SuiteEnv(ControlEnv):
         self._closed = False
         shapes = [spec.shape for spec in self._env.observation_spec().values()]
         sight = drawn(observation, size, resize, sum(math.prod(shape) for shape in shapes))
+        # The rendering context reads this when it is made, with the first frame. A buffer no larger
+        # than the frame has the same pixels as MuJoCo's 640 x 480, and less to clear.
+        visual = self._physics.model.vis
+        visual.global_.offheight, visual.global_.offwidth = sight.height, sight.width
         if renderer == "quick":
-            # The rendering context reads this when it is made, with the first frame.
-            visual = self._physics.model.vis
             visual.quality.shadowsize = 512
-            visual.global_.offheight, visual.global_.offwidth = sight.height, sight.width
         self._check_camera(camera)
         taken = self._env.action_spec()
         bounds = (np.broadcast_to(bound, taken.shape) for bound in (taken.minimum, taken.maximum))
@@ -174,7 +175,7 @@ class SuiteEnv(ControlEnv):
         return self._tracers[key]
 
     def _make_room(self, height: int, width: int) -> None:
-        """Enlarge the rendering buffer where a frame would not fit; MuJoCo's is 640 x 480."""
+        """Enlarge the rendering buffer where a frame, of a film, would not fit."""
         buffer = self._physics.model.vis.global_
         if height <= buffer.offheight and width <= buffer.offwidth:
             return

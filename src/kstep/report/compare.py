@@ -95,7 +95,8 @@ def compare(
     if without := [label for label in labels if label not in curves]:
         say(console, f"left out, no evaluation of all tasks at one mark: {', '.join(without)}")
     if beside_paper:
-        say(console, Text.assemble(("\nalong the paper's curves", "bold"), ", marks where ours is"))
+        title = Text.assemble(("\nalong the paper's curves", "bold"), ", marks by difference")
+        say(console, title)
         console.print(along_curves(scores.summary(rows, marks, comparison.beside)).printed())
     if remark := scores.strangers(table, who, tasks):
         say(console, f"\n{remark}")
@@ -297,11 +298,11 @@ def beside(cells: Sequence[Row]) -> Grid:
         for row in cells
         if row["paper_runs"]
     ]
-    return Grid.of(("task", "method", "ours", "the paper", "ours is"), rows)
+    return Grid.of(("task", "method", "ours", "the paper", "difference"), rows)
 
 
 def along_curves(cells: Sequence[Row]) -> Grid:
-    """Return, per curve that both have, at how many marks ours is inside, above or below."""
+    """Return, per curve that both have, at how many marks ours differs, and which way."""
     compared = [row for row in cells if row["paper_runs"] and int(row["env_steps"]) > 0]
     *words, few = get_args(Place)
     rows = []

@@ -23,8 +23,8 @@ from kstep.names import PRESET_SUMMARIES
 from kstep.report.statistics import FEWEST_SEEDS, Best, Summary, best_against, welch
 from kstep.types import KstepError
 
-Place = Literal["inside", "above", "below", "too few seeds"]
-"""Of our mean relative to the paper's."""
+Place = Literal["none shown", "above", "below", "too few seeds"]
+"""How our mean differs from the paper's."""
 
 MARKS: Mapping[int, str] = {100_000: "steps_100k", 500_000: "steps_500k"}
 """env_steps of its tables, and their keys in the data file."""
@@ -167,11 +167,11 @@ def sees_state(method: str) -> bool:
 
 
 def place(ours: Summary, theirs: Summary, level: float = 0.05) -> Place:
-    """Return whether our mean differs from the paper's (Welch): inside if it does not."""
+    """Return how our mean differs from the paper's, if Welch's test shows that it does."""
     if ours.n < FEWEST_SEEDS:
         return "too few seeds"
     if not welch(ours, theirs) < level:
-        return "inside"
+        return "none shown"
     return "above" if ours.mean > theirs.mean else "below"
 
 

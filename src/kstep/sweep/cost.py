@@ -102,12 +102,14 @@ def _cost(spec: RunSpec, backend: Backend) -> Cost:
     experiment = spec.experiment()
     learning, assumed = experiment.method.learning, assumptions()
     if experiment.method.observation == "state":
-        seconds, frame = float(assumed["state"]["seconds"]), 400
+        step, others, frame = float(assumed["state"]["seconds"]), 0.0, 400
     else:
         names = (spec.method, experiment.method.base, "ksl")
         trained = spec.frozen_encoder is None
-        seconds = _step(names, spec.preset, backend, trained=trained, batch=learning.batch_size)
+        step = _step(names, spec.preset, backend, trained=trained, batch=learning.batch_size)
+        others = 0.0 if spec.preset == "debug" else float(assumed["decision"]["seconds"])
         frame = 3 * experiment.env.size**2
+    seconds = step / learning.update_every + others
     # The array is as large as the budget could fill; what the run can touch is less.
     kept = min(learning.replay_capacity, math.ceil(spec.env_steps / spec.action_repeat))
     replay = kept * frame * 1.02 / 1e9
@@ -118,7 +120,7 @@ def _cost(spec: RunSpec, backend: Backend) -> Cost:
 def _step(
     names: Sequence[str], preset: str, backend: Backend, *, trained: bool, batch: int
 ) -> float:
-    """Core-seconds per decision of the first of these methods that is known, from images."""
+    """Core-seconds per learning step of the first of these methods that is known, from images."""
     assumed = assumptions()
     steps = assumed["step"]
     if preset == "debug":
@@ -132,7 +134,7 @@ def _step(
     units = forward + 2 * backward * trained
     all_units = passes[like][0] + 2 * passes[like][1]
     share = float(units / all_units) * batch / 128
-    return float(measured[like]) * share + float(assumed["decision"]["seconds"])
+    return float(measured[like]) * share
 
 
 def _encoders_gb(spec: RunSpec) -> float:

@@ -64,6 +64,16 @@ class Slot:
         flags = ("threads", "device", "overlap", "checkpoint_minutes", "encoder_backend")
         return [f"--{name.replace('_', '-')}={getattr(self, name)}" for name in flags]
 
+    def environment(self) -> dict[str, str]:
+        """Return the variables of the run's process, for libraries with threads of their own."""
+        # Mesa's rasterizer would start a thread per core; 0 lets the thread that draws do it all.
+        drawing = self.threads if self.threads > 1 else 0
+        return {
+            "LP_NUM_THREADS": str(drawing),
+            **os.environ,
+            "OMP_NUM_THREADS": str(self.threads),
+        }
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -122,7 +132,6 @@ def _attempt(spec: RunSpec, slot: Slot, stopping: threading.Event) -> Outcome:
     # -P: nothing is imported from the current directory.
     command = [sys.executable, "-P", "-m", "kstep.sweep.die_with_parent", str(os.getpid())]
     command += [*spec.arguments(), *slot.arguments()]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(slot.threads)}
     with spec.run.open_log() as log:
         position = log.seek(0, os.SEEK_END)
         # In a session of its own: Ctrl-C reaches only this process, which then stops it once.
@@ -131,7 +140,7 @@ def _attempt(spec: RunSpec, slot: Slot, stopping: threading.Event) -> Outcome:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=environment,
+            env=slot.environment(),
             start_new_session=True,
         )
         try:
