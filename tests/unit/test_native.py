@@ -351,9 +351,11 @@ def test_weights_in_another_layout_get_gradients_in_theirs(kernels: Library) -> 
 
 @pytest.fixture
 def threads() -> Any:
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
+    """Sets the number of our pool's threads, as runs do: PyTorch keeps one, or products that are left
+    to it would be divided among its own."""
+    before = native.use_threads(1)
+    yield native.use_threads
+    native.use_threads(before)
 
 
 @pytest.mark.parametrize(
