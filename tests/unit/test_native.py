@@ -351,8 +351,8 @@ def test_weights_in_another_layout_get_gradients_in_theirs(kernels: Library) -> 
 
 @pytest.fixture
 def threads() -> Any:
-    """Sets the number of our pool's threads, as runs do: PyTorch keeps one, or products that are left
-    to it would be divided among its own."""
+    """Set the number of our pool's threads, as runs do: PyTorch keeps one, or products that are
+    left to it would be divided among its own."""
     before = native.use_threads(1)
     yield native.use_threads
     native.use_threads(before)

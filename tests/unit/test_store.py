@@ -93,6 +93,8 @@ def test_times_are_those_of_the_clock_and_processors_those_of_the_machines(tmp_p
     assert frame["processor"].unique().to_list() == ["one then two"]
     times = frame.select("mark", "seconds", "core_seconds").unique().sort("mark").rows()
     assert times == [(0, 2.0, 1.0), (800, 15.0, 7.5)]
+    assert store.core_seconds(frame) == {run.digest: 7.5 / 801}
+    assert store.core_seconds(frame.with_columns(source=pl.lit("somebody"))) == {}
 
 
 @pytest.mark.parametrize("seconds", [1e300, 1e11])
@@ -103,6 +105,7 @@ def test_times_that_no_run_can_take_are_left_out(seconds: float, tmp_path: Path)
     store.collect(tmp_path / "runs", tmp_path / "all.parquet")
     frame = store.read(tmp_path / "all.parquet")
     assert frame["seconds"].null_count() == frame.height
+    assert store.core_seconds(frame) == {}
 
 
 def test_a_table_without_times_is_read(tmp_path: Path) -> None:

@@ -464,6 +464,34 @@ def test_estimates_use_what_was_measured(tmp_path: Path) -> None:
     assert after.hours(cores=100) == pytest.approx(after.longest_core_hours)
 
 
+def test_a_tables_times_count_where_nothing_was_measured_here(tmp_path: Path) -> None:
+    specs = plan(read("main", "cpu"), tmp_path, tasks=["cartpole_swingup"], methods=["ksl", "drq"])
+    times = {"ksl": [0.4, 0.6], "drq": [0.3]}
+    own = {name: [spec for spec in specs if spec.method == name] for name in times}
+    tabled = {
+        spec.digest: seconds
+        for name in times
+        for spec, seconds in zip(own[name], times[name], strict=False)
+    }
+    ksl, drq = (own[name][0].kind for name in times)
+    assert measured_speeds(specs, tabled) == pytest.approx({ksl: 0.5, drq: 0.3})
+    row = Attempt("then", 50.0, 2, "cpu", "here", 1000, "done", 0, "")
+    own["drq"][0].run.attempts_file.parent.mkdir(parents=True)
+    own["drq"][0].run.attempts_file.write_text(json.dumps(asdict(row)) + "\n")
+    assert measured_speeds(specs, tabled) == pytest.approx({ksl: 0.5, drq: 0.1})
+
+
+def test_a_task_of_the_suite_takes_what_was_measured_on_others(tmp_path: Path) -> None:
+    tasks = ["cartpole_swingup", "cheetah_run", "walker_walk", "toy_reach"]
+    specs = plan(read("main", "cpu"), tmp_path, tasks=tasks, methods=["ksl", "drq"], seeds=[1])
+    on = {spec.task: spec for spec in specs if spec.method == "ksl"}
+    tabled = dict(zip([on[task].digest for task in tasks[:2]], (0.4, 0.6), strict=True))
+    tabled[on["toy_reach"].digest] = 0.01
+    speeds = measured_speeds(specs, tabled)
+    assert [speeds[on[task].kind] for task in tasks] == pytest.approx([0.4, 0.6, 0.5, 0.01])
+    assert {method for method, *_ in speeds} == {"ksl"}
+
+
 def test_every_methods_step_was_measured_for_both_presets_and_backends() -> None:
     steps = assumptions()["step"]
     for backend in ("torch", "native"):

@@ -27,7 +27,7 @@ def run_sweep(request: SweepRequest, imports: Sequence[str] = ()) -> None:
     console = terminal()
     sweep = experiments.read(request.experiment, request.scale)
     seeds = experiments.seeds(request.seeds) if request.seeds else ()
-    recorded = recorded_runs(request.table) if request.table else {}
+    recorded, tabled = recorded_runs(request.table) if request.table else ({}, {})
 
     def planned() -> list[RunSpec]:
         return plan.plan(
@@ -42,7 +42,7 @@ def run_sweep(request: SweepRequest, imports: Sequence[str] = ()) -> None:
 
     specs = planned()
     backend = expected(request.encoder_backend, request.device)
-    conduct.show_plan(sweep, specs, console, backend)
+    conduct.show_plan(sweep, specs, console, backend, tabled)
     if request.plan:
         return
     engine, slot = _engine(request, specs, sweep.alone, console)
@@ -59,11 +59,13 @@ def run_sweep(request: SweepRequest, imports: Sequence[str] = ()) -> None:
         raise Fault(f"{left} of {len(outcomes)} runs are not done. Rerun the command to retry them")
 
 
-def recorded_runs(table: Path) -> dict[str, int]:
-    """Return the env_steps of the newest evaluation in a table of results, by run."""
+def recorded_runs(table: Path) -> tuple[dict[str, int], dict[str, float]]:
+    """Return what a table of results has of runs, by digest: the env_steps of their newest
+    evaluation, and their processor time per decision."""
     from kstep.sweep import store  # tables are imported only where they are read
 
-    return store.reached(store.read(table))
+    frame = store.read(table)
+    return store.reached(frame), store.core_seconds(frame)
 
 
 def _engine(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from itertools import islice
 
@@ -38,8 +38,17 @@ NAMED = 8
 """Runs that a plan names; the grid has all of them."""
 
 
-def show_plan(sweep: Sweep, specs: Sequence[RunSpec], console: Console, backend: Backend) -> None:
-    """Print the grid, what is done and missing, and what the rest will take."""
+def show_plan(
+    sweep: Sweep,
+    specs: Sequence[RunSpec],
+    console: Console,
+    backend: Backend,
+    tabled: Mapping[str, float] | None = None,
+) -> None:
+    """Print the grid, what is done and missing, and what the rest will take.
+
+    `tabled`: core-seconds per decision of runs in a table of results, by digest.
+    """
     statuses, cores = [plan.status(spec) for spec in specs], len(os.sched_getaffinity(0))
     say(console, Text.assemble((sweep.name, "bold"), f" ({sweep.scale_name}): {sweep.title}"))
     for preset in sweep.presets:
@@ -67,7 +76,7 @@ def show_plan(sweep: Sweep, specs: Sequence[RunSpec], console: Console, backend:
     for spec, status in zip(specs, statuses, strict=True):
         if status.problem:
             say(console, f"  failed: {spec.label}: {status.problem}", "red")
-    left = cost.estimate(specs, statuses, cost.measured_speeds(specs), backend)
+    left = cost.estimate(specs, statuses, cost.measured_speeds(specs, tabled), backend)
     unfinished = len(specs) - counts["done"]
     if unfinished:
         by = "native convolutions" if backend == "native" else "PyTorch's convolutions"

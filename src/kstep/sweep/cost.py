@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kstep import reading
+from kstep.envs.tasks import OF_SUITE
 from kstep.sweep.plan import RunSpec, Status
 from kstep.types import Backend
 
@@ -49,15 +50,42 @@ class Cost:
     disk_gb: float
 
 
-def measured_speeds(specs: Iterable[RunSpec]) -> dict[tuple[str, str, str], float]:
-    """Return core-seconds per decision by kind of run: the median over attempts."""
-    costs: dict[tuple[str, str, str], list[float]] = {}
+def measured_speeds(
+    specs: Sequence[RunSpec], tabled: Mapping[str, float] | None = None
+) -> dict[tuple[str, str, str], float]:
+    """Return core-seconds per decision by kind of run: the median over attempts.
+
+    `tabled` are those that a table of results has of runs, by digest. They may be of another
+    machine, so they count for kinds of which no attempt was made here. A task of the suite on which
+    nothing was measured takes the median over the others, with the same method and preset.
+    """
+    here: dict[tuple[str, str, str], list[float]] = {}
+    anywhere: dict[tuple[str, str, str], list[float]] = {}
     for spec in specs:
         for row in spec.run.attempts():
             if row.decisions > 0 and row.outcome in ("done", "stopped"):
                 cost = row.seconds * row.threads / row.decisions
-                costs.setdefault(spec.kind, []).append(cost)
-    return {kind: statistics.median(values) for kind, values in costs.items()}
+                here.setdefault(spec.kind, []).append(cost)
+        if tabled and spec.digest in tabled:
+            anywhere.setdefault(spec.kind, []).append(tabled[spec.digest])
+    found = {kind: statistics.median(values) for kind, values in (anywhere | here).items()}
+    return _on_other_tasks(specs, found) | found
+
+
+def _on_other_tasks(
+    specs: Iterable[RunSpec], found: Mapping[tuple[str, str, str], float]
+) -> dict[tuple[str, str, str], float]:
+    # Frames and networks are the same for all tasks of the suite.
+    alike: dict[tuple[str, str], list[float]] = {}
+    for (method, task, preset), seconds in found.items():
+        if task in OF_SUITE:
+            alike.setdefault((method, preset), []).append(seconds)
+    kinds = {spec.kind for spec in specs if spec.task in OF_SUITE}
+    return {
+        (method, task, preset): statistics.median(alike[method, preset])
+        for method, task, preset in kinds
+        if (method, preset) in alike
+    }
 
 
 def estimate(

@@ -207,6 +207,15 @@ def reached(frame: pl.DataFrame) -> dict[str, int]:
     return dict(ours.group_by("digest").agg(pl.col("mark").max()).sort("digest").iter_rows())
 
 
+def core_seconds(frame: pl.DataFrame) -> dict[str, float]:
+    """Return the processor time per decision of our own runs whose time was recorded, by digest."""
+    timed = frame.filter(pl.col("source") == OURS, pl.col("decisions") > 0)
+    timed = timed.drop_nulls("core_seconds")
+    newest = timed.sort("decisions").unique("digest", keep="last")
+    per_decision = newest.select("digest", pl.col("core_seconds") / pl.col("decisions"))
+    return dict(per_decision.sort("digest").iter_rows())
+
+
 def run_folders(
     root: Path, left_out: Callable[[str], None] = lambda problem: None
 ) -> Iterator[Path]:
