@@ -18,6 +18,7 @@ from kstep.report.comparisons import COMPARISONS, cell
 from kstep.report.grid import Cell, Grid
 from kstep.report.page import gather, records, returns
 from kstep.report.page.data import Figure, Line, PageData, Section, plain
+from kstep.run import health
 from kstep.run.folder import Attempt, Evaluated, Run
 from kstep.sweep import store
 from kstep.types import KstepError
@@ -213,18 +214,19 @@ def test_what_is_missing_failed_or_damaged_is_named(runs: Path, tmp_path: Path) 
 
 
 def test_a_collapsed_representation_is_an_alarm(tmp_path: Path) -> None:
-    def logged(run: Run, spread: float) -> None:
+    def logged(run: Run, spread: float, newest: int = 5000) -> None:
         row = {"latent/spread": spread, "latent/rank": 9.0, "latent/cosine": 0.5, "critic/q": 1.0}
-        rows = [{"env_steps": 10 * i, **row} for i in range(1000)]
+        rows = [{"env_steps": 10 * i, "updates": newest - 999 + i, **row} for i in range(1000)]
         run.metrics_file.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     logged(made(tmp_path, "ksl", "walker_walk", 1, [1.0]), 1e-4)
     logged(made(tmp_path, "ksl", "walker_walk", 2, [1.0]), 0.5)
+    logged(made(tmp_path, "ksl", "walker_walk", 3, [1.0]), 1e-4, newest=health.YOUNG)
     data = gather.gather([tmp_path])
     assert data.alarms == ("The representation has collapsed: ksl on walker_walk, seed 1.",)
     spread = next(f for f in section(data, "health").figures if f.name.endswith("latent-spread"))
-    assert [line.name for line in spread.lines] == ["ksl, seed 1", "ksl, seed 2"]
-    assert [len(line.y) for line in spread.lines] == [records.SAMPLED] * 2
+    assert [line.name for line in spread.lines] == [f"ksl, seed {seed}" for seed in (1, 2, 3)]
+    assert [len(line.y) for line in spread.lines] == [records.SAMPLED] * 3
     x = spread.lines[0].x["env_steps"]
     assert (x[0], x[-1]) == (0, 9990)  # from the first to the last
 

@@ -220,8 +220,11 @@ def test_collapsed_runs_are_counted_and_tested(tmp_path: Path) -> None:
             folders.append(evaluated(folder, method, "walker_walk", seed, {100_000: [1.0 + seed]}))
             # One seed recovers; nine in a row are not enough.
             long = health.PATIENCE if seed <= collapsed else health.PATIENCE - 1
-            rows = [sound, *[flat] * long, *([sound] if seed != 2 else [])]
-            text = "".join(json.dumps(row) + "\n" for row in rows) + '{"latent/rank": 1'
+            young = [flat] * (2 * health.PATIENCE)  # which is no collapse
+            rows = [*young, sound, *[flat] * long, *([sound] if seed != 2 else [])]
+            updates = range(health.YOUNG - 50 * (len(young) - 1), 100_000, 50)
+            counted = [{**row, "updates": at} for row, at in zip(rows, updates, strict=False)]
+            text = "".join(json.dumps(row) + "\n" for row in counted) + '{"latent/rank": 1'
             (folder / "metrics.jsonl").write_text(text)
     asked("conv-transition", folders, tmp_path / "out")
     with (tmp_path / "out" / "conv-transition-collapse.csv").open() as file:

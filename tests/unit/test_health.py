@@ -16,7 +16,7 @@ from kstep.agent import Agent
 from kstep.errors import Fault
 from kstep.run import checkpoint
 from kstep.run.folder import Run
-from kstep.run.health import PATIENCE, Health, spread_of
+from kstep.run.health import PATIENCE, YOUNG, Health, spread_of
 from kstep.types import Array
 from tests.make import agent_and_replay, moved, snapshot
 from tests.runs import experiment, go
@@ -134,11 +134,16 @@ def test_warnings_need_patience_and_come_again_only_after_recovery() -> None:
 def test_a_collapsed_representation_is_noticed_and_a_sound_one_is_not() -> None:
     agent, replay, health, said = watched()
     latent = agent.update(replay).latent
+    flat = torch.ones(8, 16) + 1e-4 * SOUND
+    for _ in range(2 * PATIENCE):
+        health.look({}, flat)
+    assert not said  # a new encoder's latents may be flat
+    agent.updates = YOUNG + 1
     for _ in range(2 * PATIENCE):
         health.look({}, latent)
     assert not said
     for _ in range(PATIENCE):
-        health.look({}, torch.ones(8, 16) + 1e-4 * SOUND)
+        health.look({}, flat)
     assert len(said) == 1
     assert "the representation has collapsed: latent/spread" in said[0]
 

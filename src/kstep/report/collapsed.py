@@ -2,7 +2,7 @@
 
 The paper has neither a count nor a criterion. Ours is that of the training watchdog (`run.health`),
 from what every run logs: latents of a batch hardly differ in ten successive logged updates, that is
-over 500 updates.
+over 500 updates. The first 2,000 do not count: a new encoder's latents may be as flat.
 """
 
 from __future__ import annotations
@@ -53,5 +53,5 @@ def _streaks(run: Run) -> Iterator[int]:
     streak = 0
     for row in run.logged():
         if row.keys() >= health.SPREADS:
-            streak = streak + 1 if health.is_flat(row) else 0
+            streak = streak + 1 if health.is_flat(row, row.get("updates", 0)) else 0
             yield streak

@@ -162,7 +162,8 @@ def _spaced(lines: list[bytes]) -> list[bytes]:
 
 def _parsed(lines: Iterable[bytes]) -> list[dict[str, float]]:
     """Return the numbers of logged updates that are shown or judged; damaged lines are left out."""
-    wanted = {"env_steps", "reward/bonus", "temperature/value", *WATCHED, *health.SPREADS}
+    counts, bounds = {"env_steps", "updates"}, {"reward/bonus", "temperature/value"}
+    wanted = counts | bounds | {*WATCHED, *health.SPREADS}
     found = []
     for line in lines:
         try:
@@ -180,7 +181,11 @@ def _alarms(experiment: Experiment, newest: Sequence[Mapping[str, float]]) -> It
     """Yield what the training watchdog would report at the newest logged updates, by its rules."""
     if len(newest) < health.PATIENCE:
         return
-    if all(row.keys() >= health.SPREADS and health.is_flat(row) for row in newest):
+    flat = (
+        row.keys() >= health.SPREADS and health.is_flat(row, row.get("updates", 0))
+        for row in newest
+    )
+    if all(flat):
         yield "The representation has collapsed"
     # The folder does not hold the rewards; those of the suite are at most 1 per env step.
     if experiment.env.task in OF_SUITE:
