@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from kstep.config import resolve
+from kstep.config import resolve, setting
 from kstep.files import fingerprint
 from kstep.run.folder import Run
 from kstep.types import KstepError
@@ -93,7 +93,7 @@ def test_times_are_those_of_the_clock_and_processors_those_of_the_machines(tmp_p
     assert frame["processor"].unique().to_list() == ["one then two"]
     times = frame.select("mark", "seconds", "core_seconds").unique().sort("mark").rows()
     assert times == [(0, 2.0, 1.0), (800, 15.0, 7.5)]
-    assert store.core_seconds(frame) == {run.digest: 7.5 / 801}
+    assert store.core_seconds(frame) == {setting(run.experiment): 7.5 / 801}
     assert store.core_seconds(frame.with_columns(source=pl.lit("somebody"))) == {}
 
 
@@ -133,6 +133,33 @@ def test_collecting_again_changes_no_byte_and_growth_replaces(tmp_path: Path) ->
     # What is gone from the disk stays in the table.
     shutil.rmtree(runs / "toy_reach" / "drq-debug")
     assert store.collect(runs, table).rows == 14
+
+
+def test_an_attempt_that_got_further_is_kept_and_another_is_not_replaced_silently(
+    tmp_path: Path,
+) -> None:
+    runs, table = tmp_path / "runs", tmp_path / "all.parquet"
+    pretend(runs, "ksl", 1, evaluations=3)
+    run = pretend(runs, "drq", 2, evaluations=2)
+    store.collect(runs, table)
+    before = store.read(table)
+    # Begun again: the first has not got as far yet, the second further, with other returns.
+    pretend(runs, "ksl", 1, evaluations=2)
+    pretend(runs, "drq", 2, evaluations=3)
+    changed = run.evaluations_file.read_text().replace("3.5", "3.25")
+    run.evaluations_file.write_text(changed)
+    update = store.collect(runs, table)
+    replaced, kept = update.problems
+    assert kept.startswith("left as it is in the table: toy_reach ksl controlled debug seed 1:")
+    assert "up to 1,600 env steps (commit abc then abe); the folder has one up to 800" in kept
+    assert replaced.startswith("replaced in the table: toy_reach drq controlled debug seed 2:")
+    after = store.read(table)
+    assert after.filter(pl.col("method") == "ksl").equals(before.filter(pl.col("method") == "ksl"))
+    assert after.filter(pl.col("method") == "drq").height == 6
+    assert 3.25 in after["return"]
+    # The run that went on as it had begun is no other attempt.
+    pretend(runs, "ksl", 1, evaluations=4)
+    assert store.collect(runs, table).problems == ()
 
 
 def test_a_copy_of_a_run_counts_once(tmp_path: Path) -> None:

@@ -446,17 +446,22 @@ def test_a_method_that_learns_every_second_decision_costs_half_the_steps(tmp_pat
     assert two - four > 0
 
 
+def attempted(spec: RunSpec) -> None:
+    """Record an attempt of 0.1 core-seconds per decision."""
+    row = Attempt("then", 50.0, 2, "cpu", "here", 1000, "done", 0, "")
+    spec.run.attempts_file.parent.mkdir(parents=True)
+    spec.run.attempts_file.write_text(json.dumps(asdict(row)) + "\n")
+
+
 def test_estimates_use_what_was_measured(tmp_path: Path) -> None:
     specs = plan(read("main", "cpu"), tmp_path, tasks=["cartpole_swingup"], methods=["ksl"])
     before = estimate(specs, [status(spec) for spec in specs])
     assert before.measured == 0
     assert 1 < before.core_hours < 100
     assert 1.3 < before.memory_gb < 1.7  # 12,500 decisions of 84 x 84 x 3
-    row = Attempt("then", 50.0, 2, "cpu", "here", 1000, "done", 0, "")
-    specs[0].run.attempts_file.parent.mkdir(parents=True)
-    specs[0].run.attempts_file.write_text(json.dumps(asdict(row)) + "\n")
+    attempted(specs[0])
     speeds = measured_speeds(specs)
-    assert speeds == {("ksl", "cartpole_swingup", "cpu"): 0.1}
+    assert speeds == {("cartpole_swingup", ("ksl", "cpu")): 0.1}
     after = estimate(specs, [status(spec) for spec in specs], speeds)
     assert after.measured == 3
     assert after.core_hours == pytest.approx(3 * 12_500 * 0.1 / 3600)
@@ -466,30 +471,39 @@ def test_estimates_use_what_was_measured(tmp_path: Path) -> None:
 
 def test_a_tables_times_count_where_nothing_was_measured_here(tmp_path: Path) -> None:
     specs = plan(read("main", "cpu"), tmp_path, tasks=["cartpole_swingup"], methods=["ksl", "drq"])
-    times = {"ksl": [0.4, 0.6], "drq": [0.3]}
-    own = {name: [spec for spec in specs if spec.method == name] for name in times}
-    tabled = {
-        spec.digest: seconds
-        for name in times
-        for spec, seconds in zip(own[name], times[name], strict=False)
-    }
-    ksl, drq = (own[name][0].kind for name in times)
-    assert measured_speeds(specs, tabled) == pytest.approx({ksl: 0.5, drq: 0.3})
-    row = Attempt("then", 50.0, 2, "cpu", "here", 1000, "done", 0, "")
-    own["drq"][0].run.attempts_file.parent.mkdir(parents=True)
-    own["drq"][0].run.attempts_file.write_text(json.dumps(asdict(row)) + "\n")
-    assert measured_speeds(specs, tabled) == pytest.approx({ksl: 0.5, drq: 0.1})
+    ksl, drq = (next(s for s in specs if s.method == name) for name in ("ksl", "drq"))
+    tabled = {ksl.setting: 0.5, drq.setting: 0.3}
+    assert measured_speeds(specs, tabled) == {ksl.kind: 0.5, drq.kind: 0.3}
+    attempted(drq)
+    assert measured_speeds(specs, tabled) == {ksl.kind: 0.5, drq.kind: 0.1}
 
 
-def test_a_task_of_the_suite_takes_what_was_measured_on_others(tmp_path: Path) -> None:
-    tasks = ["cartpole_swingup", "cheetah_run", "walker_walk", "toy_reach"]
-    specs = plan(read("main", "cpu"), tmp_path, tasks=tasks, methods=["ksl", "drq"], seeds=[1])
-    on = {spec.task: spec for spec in specs if spec.method == "ksl"}
-    tabled = dict(zip([on[task].digest for task in tasks[:2]], (0.4, 0.6), strict=True))
-    tabled[on["toy_reach"].digest] = 0.01
-    speeds = measured_speeds(specs, tabled)
-    assert [speeds[on[task].kind] for task in tasks] == pytest.approx([0.4, 0.6, 0.5, 0.01])
-    assert {method for method, *_ in speeds} == {"ksl"}
+def test_a_task_of_the_suite_is_corrected_by_what_was_measured_on_others(tmp_path: Path) -> None:
+    """In proportion to what was assumed: DrQ-v2's batch is twice as large on walker_walk."""
+    file = tmp_path / "three.toml"
+    file.write_text(
+        'tasks = ["cartpole_swingup", "walker_walk", "toy_reach"]\n'
+        '[[group]]\nmethods = ["drq_v2"]\nseeds = "1"\nenv_steps = 1000\npreset = "cpu"\n'
+    )
+    specs = plan(read(str(file)), tmp_path)
+    missing = [planning.Status("missing")]
+    cart_pole, *others = specs
+
+    def hours(spec: RunSpec, speeds: dict[planning.Kind, float]) -> float:
+        both = estimate([cart_pole, spec], [planning.Status("done"), *missing], speeds)
+        assert both.measured == 0
+        return both.core_hours
+
+    assumed = cost_of(cart_pole).core_seconds
+    walker, toy = (hours(spec, {cart_pole.kind: 3 * assumed}) / hours(spec, {}) for spec in others)
+    assert walker == pytest.approx(3.0)
+    assert toy == 1.0
+    assert cost_of(others[0]).core_seconds > 1.5 * assumed
+
+
+def test_changed_settings_are_another_kind(tmp_path: Path) -> None:
+    spec = plan(read("main", "cpu"), tmp_path, tasks=["cartpole_swingup"], methods=["ksl"])[0]
+    assert spec.kind != replace(spec, overrides=("method.learning.update_every=4",)).kind
 
 
 def test_every_methods_step_was_measured_for_both_presets_and_backends() -> None:

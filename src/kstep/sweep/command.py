@@ -60,8 +60,8 @@ def run_sweep(request: SweepRequest, imports: Sequence[str] = ()) -> None:
 
 
 def recorded_runs(table: Path) -> tuple[dict[str, int], dict[str, float]]:
-    """Return what a table of results has of runs, by digest: the env_steps of their newest
-    evaluation, and their processor time per decision."""
+    """Return what a table of results has: the env_steps of each run's newest evaluation, by digest,
+    and each setting's processor time per decision."""
     from kstep.sweep import store  # tables are imported only where they are read
 
     frame = store.read(table)

@@ -47,7 +47,7 @@ def show_plan(
 ) -> None:
     """Print the grid, what is done and missing, and what the rest will take.
 
-    `tabled`: core-seconds per decision of runs in a table of results, by digest.
+    `tabled`: core-seconds per decision of runs in a table of results, by setting.
     """
     statuses, cores = [plan.status(spec) for spec in specs], len(os.sched_getaffinity(0))
     say(console, Text.assemble((sweep.name, "bold"), f" ({sweep.scale_name}): {sweep.title}"))
@@ -80,12 +80,13 @@ def show_plan(
     unfinished = len(specs) - counts["done"]
     if unfinished:
         by = "native convolutions" if backend == "native" else "PyTorch's convolutions"
+        measured = "speed measured here or, in the table, elsewhere" if tabled else "measured speed"
         source = (
-            "measured speed"
+            measured
             if left.measured == unfinished
             else f"assumed speed, {by}"
             if not left.measured
-            else f"measured speed for {left.measured} runs, assumed for the others, {by}"
+            else f"{measured} for {left.measured} runs, assumed for the others, {by}"
         )
         say(
             console,

@@ -17,7 +17,7 @@ from typing import Any
 
 from kstep import reading
 from kstep.envs.tasks import OF_SUITE
-from kstep.sweep.plan import RunSpec, Status
+from kstep.sweep.plan import Kind, RunSpec, Status
 from kstep.types import Backend
 
 
@@ -51,51 +51,38 @@ class Cost:
 
 
 def measured_speeds(
-    specs: Sequence[RunSpec], tabled: Mapping[str, float] | None = None
-) -> dict[tuple[str, str, str], float]:
+    specs: Iterable[RunSpec], tabled: Mapping[str, float] | None = None
+) -> dict[Kind, float]:
     """Return core-seconds per decision by kind of run: the median over attempts.
 
-    `tabled` are those that a table of results has of runs, by digest. They may be of another
-    machine, so they count for kinds of which no attempt was made here. A task of the suite on which
-    nothing was measured takes the median over the others, with the same method and preset.
+    `tabled` are those that a table of results has of settings. They may be of another machine, so
+    they count for kinds of which no attempt was made here.
     """
-    here: dict[tuple[str, str, str], list[float]] = {}
-    anywhere: dict[tuple[str, str, str], list[float]] = {}
+    here: dict[Kind, list[float]] = {}
+    elsewhere: dict[Kind, float] = {}
     for spec in specs:
         for row in spec.run.attempts():
             if row.decisions > 0 and row.outcome in ("done", "stopped"):
                 cost = row.seconds * row.threads / row.decisions
                 here.setdefault(spec.kind, []).append(cost)
-        if tabled and spec.digest in tabled:
-            anywhere.setdefault(spec.kind, []).append(tabled[spec.digest])
-    found = {kind: statistics.median(values) for kind, values in (anywhere | here).items()}
-    return _on_other_tasks(specs, found) | found
-
-
-def _on_other_tasks(
-    specs: Iterable[RunSpec], found: Mapping[tuple[str, str, str], float]
-) -> dict[tuple[str, str, str], float]:
-    # Frames and networks are the same for all tasks of the suite.
-    alike: dict[tuple[str, str], list[float]] = {}
-    for (method, task, preset), seconds in found.items():
-        if task in OF_SUITE:
-            alike.setdefault((method, preset), []).append(seconds)
-    kinds = {spec.kind for spec in specs if spec.task in OF_SUITE}
-    return {
-        (method, task, preset): statistics.median(alike[method, preset])
-        for method, task, preset in kinds
-        if (method, preset) in alike
-    }
+        if tabled and spec.setting in tabled:
+            elsewhere[spec.kind] = tabled[spec.setting]
+    return elsewhere | {kind: statistics.median(values) for kind, values in here.items()}
 
 
 def estimate(
     specs: Sequence[RunSpec],
     statuses: Sequence[Status],
-    speeds: dict[tuple[str, str, str], float] | None = None,
+    speeds: Mapping[Kind, float] | None = None,
     backend: Backend = "torch",
 ) -> Estimate:
-    """Add up hours, memory and disk; `backend` decides the assumed speeds."""
+    """Add up hours, memory and disk; `backend` decides the assumed speeds.
+
+    What was assumed of a task of the suite is corrected by what was measured on the others, with
+    the same method, preset and settings.
+    """
     speeds = speeds or {}
+    corrections = _corrections(specs, speeds, backend)
     total = longest = memory = disk = 0.0
     measured = 0
     for spec, status in zip(specs, statuses, strict=True):
@@ -105,10 +92,28 @@ def estimate(
             continue
         measured += spec.kind in speeds
         left = max(spec.env_steps - status.env_steps, 0) / spec.action_repeat
-        hours = left * speeds.get(spec.kind, cost.core_seconds) / 3600
+        correction = corrections.get(spec.kind.learner, 1.0) if _of_suite(spec) else 1.0
+        assumed = cost.core_seconds * correction
+        hours = left * speeds.get(spec.kind, assumed) / 3600
         total, longest = total + hours, max(longest, hours)
         memory = max(memory, cost.memory_gb)
     return Estimate(total, longest, memory, disk, measured)
+
+
+def _corrections(
+    specs: Iterable[RunSpec], speeds: Mapping[Kind, float], backend: Backend
+) -> dict[tuple[str, ...], float]:
+    """Return how many times as long as assumed a decision took, on tasks of the suite."""
+    found: dict[tuple[str, ...], dict[Kind, float]] = {}
+    for spec in specs:
+        if _of_suite(spec) and spec.kind in speeds:
+            assumed = cost_of(spec, backend).core_seconds
+            found.setdefault(spec.kind.learner, {})[spec.kind] = speeds[spec.kind] / assumed
+    return {learner: statistics.median(own.values()) for learner, own in found.items()}
+
+
+def _of_suite(spec: RunSpec) -> bool:
+    return spec.task in OF_SUITE
 
 
 @cache

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from kstep.config import Experiment, FrozenEncoder, digest, resolve, setting
 from kstep.envs import tasks as known_tasks
@@ -29,6 +29,14 @@ from kstep.types import KstepError
 
 State = Literal["done", "running", "partly", "failed", "missing"]
 NO_ENCODERS = "it was trained without saving all its encoders: choose another folder for --runs"
+
+
+class Kind(NamedTuple):
+    """What decides how long a decision of a run takes."""
+
+    task: str
+    learner: tuple[str, ...]
+    """Method, preset and changed settings."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +68,10 @@ class RunSpec:
         return bool(self.digest)
 
     @property
-    def kind(self) -> tuple[str, str, str]:
+    def kind(self) -> Kind:
         """What runs of about the same speed share."""
         on = "" if self.frozen_encoder is None else " on a frozen encoder"
-        return self.method + on, self.task, self.preset
+        return Kind(self.task, (self.method + on, self.preset, *self.overrides))
 
     @property
     def label(self) -> str:

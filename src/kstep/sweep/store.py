@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,7 +87,8 @@ class TableUpdate:
 
 
 def collect(runs: Path, output: Path) -> TableUpdate:
-    """Read every run below a folder into the table; one that cannot be read is left out."""
+    """Read every run below a folder into the table; one that cannot be read is left out, and so is
+    one of which the table has an attempt that got further."""
     if not runs.is_dir():
         raise KstepError(f"{runs} is not a folder")
     found: dict[str, list[dict[str, Any]]] = {}
@@ -104,9 +105,42 @@ def collect(runs: Path, output: Path) -> TableUpdate:
         # Copies of a run are the same run; the longer one counts.
         if len(rows) >= len(found.get(digest, ())):
             found[digest] = rows
+    number = len(found)
+    for digest, rows in _in_table(output, found).items():
+        what, mark = _attempts(rows, found[digest])
+        if mark < rows[-1]["mark"]:
+            problems.append(f"left as it is in the table: {what}")
+            del found[digest]
+        elif not _agree(rows, found[digest]):
+            problems.append(f"replaced in the table: {what}")
     new = _frame([row for rows in found.values() for row in rows])
     rows_in_all = _merge(output, new, OURS, set(found))
-    return TableUpdate(output, len(found), rows_in_all, tuple(problems))
+    return TableUpdate(output, number, rows_in_all, tuple(problems))
+
+
+def _in_table(table: Path, digests: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
+    """Return the rows that the table has of these runs of ours, in the order of their marks."""
+    if not os.path.lexists(table):
+        return {}
+    ours = read(table).filter(pl.col("source") == OURS, pl.col("digest").is_in([*digests]))
+    parts = ours.sort(ORDER).partition_by("digest", as_dict=True)
+    return {str(digest): part.rows(named=True) for (digest,), part in parts.items()}
+
+
+def _attempts(
+    before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]
+) -> tuple[str, int]:
+    """Return a sentence about two attempts at one run, and how far the second got."""
+    mark, run = max((row["mark"] for row in now), default=0), before[-1]
+    name = " ".join(run[key] for key in ("task", "method", "variant", "preset"))
+    what = f"{name} seed {run['seed']}: an attempt up to {run['mark']:,} env steps (commit "
+    return f"{what}{run['commit'] or 'unknown'}); the folder has one up to {mark:,}", mark
+
+
+def _agree(before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the evaluations that the table had are among those of the run."""
+    returns = {(row["mark"], row["episode"]): row["return"] for row in now}
+    return all(returns.get((row["mark"], row["episode"])) == row["return"] for row in before)
 
 
 def import_csv(file: Path, source: str, output: Path) -> TableUpdate:
@@ -208,12 +242,12 @@ def reached(frame: pl.DataFrame) -> dict[str, int]:
 
 
 def core_seconds(frame: pl.DataFrame) -> dict[str, float]:
-    """Return the processor time per decision of our own runs whose time was recorded, by digest."""
+    """Return the processor time per decision of our own runs whose time was recorded: the median
+    over the seeds of a setting."""
     timed = frame.filter(pl.col("source") == OURS, pl.col("decisions") > 0)
-    timed = timed.drop_nulls("core_seconds")
-    newest = timed.sort("decisions").unique("digest", keep="last")
-    per_decision = newest.select("digest", pl.col("core_seconds") / pl.col("decisions"))
-    return dict(per_decision.sort("digest").iter_rows())
+    newest = timed.drop_nulls("core_seconds").sort("decisions").unique("digest", keep="last")
+    cost = pl.col("core_seconds") / pl.col("decisions")
+    return dict(newest.group_by("setting").agg(cost.median()).sort("setting").iter_rows())
 
 
 def run_folders(
