@@ -103,6 +103,11 @@ def test_sac_from_state_is_no_rival_and_neither_is_another_variant() -> None:
     assert best is not None
     assert set(best.p) == {"ksl-conv", "ksl-12ab34"}
     assert paper.contest({"sac_state": high}, {"sac_state": "sac_state"}) is None
+    # Another preset is another experiment.
+    found = {"ksl": high, "drq": low, "drq-cpu": low, "proto_rl-cpu 50k/50k": low}
+    best = paper.contest(found, dict.fromkeys(found, "ksl"))
+    assert best is not None
+    assert set(best.p) == {"drq"}
 
 
 @pytest.mark.parametrize("reading", ["ksl", "ksl-results", "ksl-released"])
@@ -122,6 +127,22 @@ def test_improvements_from_the_papers_numbers_are_the_papers(reading: str, suffi
             assert round(float(row["percent"]), 1) == claimed
             assert round(float(row["paper_percent"]), 1) == claimed
     assert math.isnan(scores.paper_improvement("ksl-conv", 100_000))
+
+
+def test_improvements_are_of_one_preset_and_the_papers_over_the_same_tasks() -> None:
+    tasks = ("cartpole_swingup", "cheetah_run")
+    table: list[Row] = [
+        {"label": label, "method": "ksl", "task": task, "env_steps": 100_000, "mean": 9.0}
+        for label in ("ksl", "ksl-cpu", "drq-cpu")
+        for task in tasks[: 1 + (label != "ksl")]
+    ]
+    (row,) = scores.improvements(table)
+    assert (row["label"], row["over"], row["tasks"]) == ("ksl-cpu", "drq-cpu", 2)
+    cells = [paper.cells("main", 100_000)[task] for task in tasks]
+    expected = [100 * (cell["ksl"].mean / cell["drq"].mean - 1) for cell in cells]
+    assert row["paper_percent"] == pytest.approx(sum(expected) / 2)
+    elsewhere = [{**row, "task": f"toy_{row['task']}"} for row in table]
+    assert math.isnan(float(scores.improvements(elsewhere)[0]["paper_percent"]))
 
 
 def test_an_improvement_on_nothing_has_no_percentage() -> None:

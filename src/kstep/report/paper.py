@@ -32,6 +32,9 @@ CURVE_MARKS = range(0, 500_001, 20_000)
 """env_steps of the points of its curves."""
 GRID_TASK = "cheetah_run"
 
+AFTER_METHOD = re.compile(rf"(-(?P<preset>{'|'.join(PRESET_SUMMARIES)}))?( \d+k?/\d+k?)?$")
+"""What follows the method in a label: a preset, and the lengths of two phases."""
+
 BOLD: Mapping[tuple[str, int], str] = {
     ("main", 100_000): "ksl** ksl** ksl** ksl** ksl** ksl**",
     ("main", 500_000): "ksl ksl* ksl ksl** ksl* ksl*",
@@ -124,7 +127,13 @@ def name_of(label: str) -> str:
 
 def _bare(label: str) -> str:
     """Return a label without a preset and without the lengths of two phases."""
-    return re.sub(rf"(-({'|'.join(PRESET_SUMMARIES)}))?( \d+k?/\d+k?)?$", "", label)
+    return AFTER_METHOD.sub("", label)
+
+
+def preset_of(label: str) -> str:
+    """Return the preset of a label; those of the paper's size do not say so."""
+    found = AFTER_METHOD.search(label)
+    return (found and found["preset"]) or "paper"
 
 
 def beside(row: Row, mark: int, tables: Sequence[str]) -> PaperCell | None:
@@ -151,14 +160,18 @@ def contest(found: Mapping[str, Summary], methods: Mapping[str, str]) -> Best | 
     """Find the best of those that see images and test it, as the paper does; None if none does.
 
     `methods`: which method each label is. SAC from state does not compete, and other variants of
-    the best one are not its rivals.
+    the best one are not its rivals, nor are runs with another preset.
     """
     entrants = [label for label in found if not sees_state(methods[label])]
     if not entrants:
         return None
     best = max(entrants, key=lambda label: found[label].mean)
     own = name_of(best) or best
-    rivals = [label for label in entrants if (name_of(label) or label) != own]
+    rivals = [
+        label
+        for label in entrants
+        if (name_of(label) or label) != own and preset_of(label) == preset_of(best)
+    ]
     return best_against(best, found, rivals)
 
 

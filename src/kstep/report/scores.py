@@ -22,6 +22,7 @@ import polars as pl
 from kstep import reading
 from kstep.analysis.tables import Row, grouped
 from kstep.config import Experiment
+from kstep.envs.tasks import PLANET
 from kstep.report import paper
 from kstep.report.paper import PaperCell
 from kstep.report.statistics import summarize
@@ -288,7 +289,8 @@ def summary(rows: Sequence[Row], marks: Sequence[int], beside: Beside) -> list[R
 
 def improvements(table: Sequence[Row]) -> list[Row]:
     """Return by how many percent KSL's mean is above that of each other method that sees images,
-    averaged over the tasks that both have; beside it the same from the paper's own tables."""
+    with the same preset, averaged over the tasks that both have; beside it the same from the
+    paper's own tables, over the same tasks."""
     found: list[Row] = []
     for mark in dict.fromkeys(int(row["env_steps"]) for row in table):
         means: dict[str, dict[str, float]] = {}
@@ -297,9 +299,10 @@ def improvements(table: Sequence[Row]) -> list[Row]:
                 means.setdefault(str(row["label"]), {})[str(row["task"])] = float(row["mean"])
         for label, own in means.items():
             for over, rival in means.items():
-                if paper.name_of(label) == "ksl" != paper.name_of(over):
+                apart = paper.name_of(label) == "ksl" != paper.name_of(over)
+                if apart and paper.preset_of(label) == paper.preset_of(over):
                     both = [task for task in own if task in rival]
-                    theirs = paper_improvement(paper.name_of(over), mark)
+                    theirs = paper_improvement(paper.name_of(over), mark, both)
                     found.append(
                         {
                             "label": label,
@@ -313,14 +316,15 @@ def improvements(table: Sequence[Row]) -> list[Row]:
     return found
 
 
-def paper_improvement(over: str, mark: int) -> float:
-    """Return KSL's average improvement over a method in the paper's tables; nan if it has none."""
+def paper_improvement(over: str, mark: int, tasks: Iterable[str] = tuple(PLANET)) -> float:
+    """Return KSL's average improvement over a method in the paper's tables; nan if they do not have
+    all these tasks."""
     for name in ("main", "tangential"):
         if (name, mark) in paper.BOLD:
-            rows = paper.cells(name, mark).values()
-            pairs = [(row["ksl"].mean, row[over].mean) for row in rows if over in row]
-            if pairs:
-                return _percent(pairs)
+            rows = paper.cells(name, mark)
+            found = [rows.get(task, {}) for task in tasks]
+            if all(over in row for row in found):
+                return _percent([(row["ksl"].mean, row[over].mean) for row in found])
     return float("nan")
 
 
