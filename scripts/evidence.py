@@ -24,7 +24,7 @@ from kstep.analysis.curves import canvas, save
 from kstep.analysis.tables import Row, grouped, markdown
 from kstep.report import paper, scores
 from kstep.report.comparisons import comparison_of
-from kstep.report.statistics import Summary, summarize, welch
+from kstep.report.statistics import FEWEST_SEEDS, Summary, summarize, welch
 from kstep.sweep import store
 from kstep.sweep.experiments import read as read_experiment
 from kstep.sweep.plan import RunSpec, plan
@@ -37,6 +37,7 @@ MARKS = range(0, 100_001, 20_000)
 BUDGET = 100_000
 READINGS = ("ksl", "ksl-results")
 """The paper's text, and the code behind its figure."""
+READINGS_TASK = "cartpole_swingup"
 
 EARLIER = {
     "cartpole_swingup_cpu.csv": {"ksl": "82e0c72", "sac_pixel": "82e0c72"},
@@ -44,6 +45,21 @@ EARLIER = {
 }
 """Runs from before there was a table, by the file that holds them: the commit of each method's."""
 EARLIER_PROCESSOR = "Intel Xeon with AVX-512"
+LOST = {("ksl-results-cpu", 1, 20_000): 239.4}
+"""Means of evaluations of an attempt that was lost, by label, seed and mark."""
+BEGUN_AGAIN = """A run whose machine was lost was begun again from its start. On another processor \
+the same seed becomes another run, so here is what is known of the lost attempts:
+
+- `ksl`, preset cpu, cartpole_swingup, seeds 2 and 3: three attempts at each, up to about 35,000, \
+43,552 and about 31,000 env steps. Known are the first episodes of the second attempt at 40,000: \
+244 and 369.
+- `ksl-results`, preset cpu, cartpole_swingup: seed 1 up to 50,200 env steps, 47 at 0 and 239 at \
+20,000 where the run in the table has 308; seed 2 up to 9,900."""
+PROVENANCE = """The table names the commit, the processor and the renderer of every run. The four \
+runs from before there was a table have no times; `ksl` and `sac_pixel`, preset cpu, seed 1 among \
+them were computed with PyTorch's convolutions, all other runs with the native ones. The commit of \
+the three `drq` runs on cartpole_swingup, 2d96fa2, is not in this repository: it lay between \
+9a16081 and 21ff888, and what it changed came with the latter."""
 
 
 def main() -> None:
@@ -138,7 +154,9 @@ def page(table: pl.DataFrame, cells: Sequence[Row]) -> str:
         "time. `kstep sweep evidence --table docs/results/evidence.parquet --plan` says what "
         "is done and what is missing; `kstep compare evidence --paper --table "
         "docs/results/evidence.parquet` prints the comparisons. The order of the runs was fixed "
-        "before any result was known; nothing was tuned on these tasks and no seed was left out.",
+        "before any result was known but those of the four earliest: `ksl` and `sac_pixel`, preset "
+        "cpu, and `ksl` and `ksl-results` at the paper's size, seed 1 each. Nothing was tuned on "
+        "these tasks and no seed was left out.",
         f"{len(done)} of {len(specs)} runs are complete.",
         under_way(table),
         f"Not begun: {_names(missing)}.",
@@ -156,13 +174,21 @@ def page(table: pl.DataFrame, cells: Sequence[Row]) -> str:
         "ten seeds, and one against the other; it needs two seeds on each side. What the names "
         "mean, and why: [D62](../decisions/D62.md).",
         readings(cells),
+        with_lost(evaluations(table)),
         "## Claims of the paper",
-        "At 100,000 env steps. A difference counts if Welch's test gives p < 0.05; it needs two "
-        "seeds on each side.",
+        "At 100,000 env steps, preset cpu: our mean ± standard deviation (seeds). A difference "
+        f"counts if Welch's test gives p < 0.05, and is tested from {FEWEST_SEEDS} seeds on each "
+        "side on; nothing corrects for the number of tests.",
         "\n".join(f"- {sentence}" for sentence in claims(cells)),
+        "## Runs that were begun more than once",
+        BEGUN_AGAIN,
+        "## Where the runs come from",
+        PROVENANCE,
         "## What a decision costs",
-        "Core-seconds per decision of complete runs, evaluations included, one thread, beside one "
-        "other run and often other work on the same two cores.",
+        "Core-seconds per decision of complete runs, evaluations included, beside other work on "
+        "the same two cores. One name of a processor stands for several generations of it: how "
+        "fast the machine was is told by the evaluation at 0, before anything is learned, which "
+        "is the same work for all runs of a task.",
         costs(table),
     ]
     return "\n\n".join(part.rstrip("\n") for part in parts if part) + "\n"
@@ -194,16 +220,11 @@ def tables_of(task: str, cells: Sequence[Row]) -> str:
 
 
 def _method(label: str) -> str:
-    return label.removesuffix("-cpu")
-
-
-def _preset(label: str) -> str:
-    """Return the preset of a label; those of the paper's size do not say so."""
-    return "cpu" if label.endswith("-cpu") else "paper"
+    return label.replace(f"-{paper.preset_of(label)}", "", 1)
 
 
 def _named(label: str) -> str:
-    return f"`{_method(label)}`, preset {_preset(label)}"
+    return f"`{_method(label)}`, preset {paper.preset_of(label)}"
 
 
 def _cell(row: Row) -> str:
@@ -230,7 +251,7 @@ def readings(cells: Sequence[Row]) -> str:
     at = {
         (str(row["label"]), int(row["env_steps"])): row
         for row in cells
-        if row["task"] == "cartpole_swingup"
+        if row["task"] == READINGS_TASK
     }
     text, figure = ([at.get((f"{name}-cpu", mark)) for mark in MARKS] for name in READINGS)
     lines = [
@@ -259,44 +280,72 @@ def _p(row: Row | None, other: Summary | None) -> str:
     return f"{welch(_summary(row), other):.2g}"
 
 
+def with_lost(rows: Sequence[Row]) -> str:
+    """Return a sentence about the two readings with an attempt that was lost in its run's place."""
+    parts = []
+    for (label, seed, mark), lost in LOST.items():
+        here = [row for row in rows if row["env_steps"] == mark and row["task"] == READINGS_TASK]
+        text, figure = (
+            {int(row["seed"]): float(row["score"]) for row in here if row["label"] == f"{name}-cpu"}
+            for name in READINGS
+        )
+        kept = figure[seed]
+        p = welch(summarize([*text.values()]), summarize([*(figure | {seed: lost}).values()]))
+        parts.append(
+            f"With the {lost:.0f} of the [lost attempt](#runs-that-were-begun-more-than-once) at "
+            f"seed {seed} of `{_method(label)}` in place of {kept:.0f}, the last row has p = "
+            f"{p:.2g} at {mark:,}."
+        )
+    return " ".join(parts)
+
+
 def claims(cells: Sequence[Row]) -> list[str]:
-    """Return a sentence per claim of the paper's Table 1 at 100,000 env steps: supported, not
-    supported or untested by our runs."""
+    """Return what our runs say of the paper's tables at 100,000 env steps: a sentence for every
+    pair that was tested, and one per task and reading about those that were not."""
     ours: dict[tuple[str, str], Row] = {
-        (str(row["task"]), str(row["label"])): row for row in cells if row["env_steps"] == BUDGET
+        (str(row["task"]), paper.bare(str(row["label"]))): row
+        for row in cells
+        if row["env_steps"] == BUDGET and paper.preset_of(str(row["label"])) == "cpu"
     }
     sentences = []
     theirs = paper.cells("main", BUDGET)
     for task, row in theirs.items():
-        for rival in row:
-            if rival in ("ksl", "sac_state"):
+        others = {**row, **paper.cells("tangential", BUDGET)[task]}
+        rivals = [name for name in others if name not in ("ksl", "sac_state")]
+        for label in READINGS:
+            if (own := ours.get((task, label))) is None:
                 continue
-            for label in READINGS:
-                pair = [ours.get((task, f"{name}-cpu")) for name in (label, rival)]
-                claim = f"`{label}` above `{rival}` on {task} (the paper: {row['ksl'].mean:.0f} "
-                claim += f"and {row[rival].mean:.0f})"
-                if pair[0] is None and pair[1] is None:
-                    continue
-                sentences.append(f"{claim}: {_verdict(pair[0], pair[1])}.")
-    untested = [task for task in theirs if (task, "ksl-cpu") not in ours]
-    if untested:
-        sentences.append(f"KSL above the others on {', '.join(untested)}: untested.")
-    average = f"{scores.paper_improvement('drq', BUDGET):.1f} %"
+            untested = []
+            for rival in rivals:
+                other = ours.get((task, rival))
+                known = f"`{rival}` {others[rival].mean:.0f}"
+                if other is None:
+                    untested.append(known)
+                elif min(int(own["runs"]), int(other["runs"])) < FEWEST_SEEDS:
+                    untested.append(f"{known} (ours so far {_cell(other)})")
+                else:
+                    claim = f"`{label}` above `{rival}` on {task} (the paper: "
+                    claim += f"{row['ksl'].mean:.0f} and {others[rival].mean:.0f})"
+                    sentences.append(f"{claim}: {_verdict(own, other)}.")
+            if untested:
+                sentences.append(
+                    f"`{label}` (the paper {row['ksl'].mean:.0f}, ours {_cell(own)}) above "
+                    f"{', '.join(untested)} on {task}: untested."
+                )
+    without = [task for task in theirs if (task, "ksl") not in ours]
+    if without:
+        sentences.append(f"KSL above the others on {', '.join(without)}: untested.")
     sentences.append(
-        f"KSL's average improvement over DrQ on the six tasks (the paper: {average}): "
-        + _average(ours, [*theirs])
-        + "."
+        "KSL's average improvement over DrQ on the six tasks (the paper: "
+        f"{scores.paper_improvement('drq', BUDGET):.1f} %): {_average(ours, [*theirs])}."
     )
     sentences.append("Every claim about 500,000 env steps, the ablations and transfer: untested.")
     return sentences
 
 
-def _verdict(first: Row | None, second: Row | None) -> str:
-    if first is None or second is None or min(int(first["runs"]), int(second["runs"])) < 2:
-        known = [f"{_cell(row)}" for row in (first, second) if row is not None]
-        return f"untested (one seed at most on a side; so far {' and '.join(known)})"
+def _verdict(first: Row, second: Row) -> str:
     p = welch(_summary(first), _summary(second))
-    numbers = f"{_cell(first)} and {_cell(second)}, p = {p:.2g}"
+    numbers = f"ours {_cell(first)} and {_cell(second)}, p = {p:.2g}"
     if p < 0.05:
         above = float(first["mean"]) > float(second["mean"])
         return f"{'supported' if above else 'contradicted'} ({numbers})"
@@ -308,31 +357,39 @@ def _summary(row: Row) -> Summary:
 
 
 def _average(ours: dict[tuple[str, str], Row], tasks: Sequence[str]) -> str:
-    pairs = [[ours.get((task, f"{name}-cpu")) for name in ("ksl", "drq")] for task in tasks]
-    shares = [
-        100 * (float(ksl["mean"]) / float(drq["mean"]) - 1) for ksl, drq in pairs if ksl and drq
+    """Return our average over the tasks that have both; that of all six, with enough seeds, is what
+    the paper speaks of."""
+    both = [
+        (task, ours[task, "ksl"], ours[task, "drq"])
+        for task in tasks
+        if (task, "ksl") in ours and (task, "drq") in ours
     ]
-    if len(shares) < len(tasks):
+    if not both:
         return "untested"
-    return f"{np.mean(shares):.1f} % in ours"
+    shares = [100 * (float(ksl["mean"]) / float(drq["mean"]) - 1) for _, ksl, drq in both]
+    seeds = [int(row["runs"]) for _, *pair in both for row in pair]
+    of_each = f"{min(seeds)} to {max(seeds)}" if min(seeds) < max(seeds) else f"{min(seeds)}"
+    found = f"{np.mean(shares):.1f} % in ours (seeds of each: {of_each})"
+    if len(both) == len(tasks) and min(seeds) >= FEWEST_SEEDS:
+        return found
+    theirs = scores.paper_improvement("drq", BUDGET, [task for task, *_ in both])
+    return f"untested; so far, on {len(both)} of them, {found} where the paper has {theirs:.1f} %"
 
 
 def costs(table: pl.DataFrame) -> str:
-    """Return the measured core-seconds per decision of complete runs, by method and preset."""
-    ends = (
-        table.filter((pl.col("mark") == BUDGET) & pl.col("core_seconds").is_not_null())
-        .unique(subset=["digest"])
-        .with_columns((pl.col("core_seconds") / pl.col("decisions")).alias("cost"))
-    )
-    what = ["method", "variant", "preset", "task", "processor"]
+    """Return the measured core-seconds per decision of every complete run."""
+    timed = table.drop_nulls("core_seconds").unique(subset=["digest", "mark"])
+    first = timed.filter(pl.col("mark") == 0).select("digest", before="core_seconds")
+    ends = timed.filter(pl.col("mark") == BUDGET).join(first, on="digest")
+    what = ["method", "variant", "preset", "task", "seed", "processor"]
+    cost = pl.col("core_seconds") / pl.col("decisions")
     lines = [
-        [f"`{method}`", variant, preset, task, processor, f"{cost:.3f}", runs]
-        for method, variant, preset, task, processor, cost, runs in ends.group_by(what)
-        .agg(pl.col("cost").median(), pl.len())
-        .sort(what)
+        [f"`{method}`", *rest, f"{per_decision:.3f}", f"{before:.0f}"]
+        for method, *rest, per_decision, before in ends.sort(what)
+        .select(*what, cost, "before")
         .iter_rows()
     ]
-    head = ["method", "variant", "preset", "task", "processor", "core-seconds per decision", "runs"]
+    head = [*what, "core-seconds per decision", "core-seconds of the evaluation at 0"]
     return markdown(head, lines) if lines else "None is complete with its time recorded."
 
 
@@ -347,7 +404,12 @@ def readme_block(cells: Sequence[Row]) -> str:
         if row["paper_runs"]:
             theirs, where = _paper(row).split(": ")
         label = str(row["label"])
-        ours = [f"`{_method(label)}`", _preset(label), row["runs"], f"{row['mean']:.0f}{spread}"]
+        ours = [
+            f"`{_method(label)}`",
+            paper.preset_of(label),
+            row["runs"],
+            f"{row['mean']:.0f}{spread}",
+        ]
         lines.append([row["task"], *ours, theirs, where])
     head = ["task", "method", "preset", "n (seeds)", f"return at {BUDGET:,} env steps"]
     return markdown([*head, "the paper's (preset paper, n = 10)", "ours, of its ± 1 SD"], lines)
@@ -356,7 +418,11 @@ def readme_block(cells: Sequence[Row]) -> str:
 def draw(rows: Sequence[Row], target: Path) -> None:
     """Draw a panel per task and preset: our runs, their mean, and the paper's curves of KSL and
     DrQ with their bands."""
-    presets = [{**row, "preset": _preset(str(row["label"]))} for row in rows]
+    presets = [
+        {**row, "preset": paper.preset_of(str(row["label"]))}
+        for row in rows
+        if not scores.exploring(row)
+    ]
     panels = grouped(presets, "task", "preset")
     looks = style.looks(dict.fromkeys(_method(str(row["label"])) for row in rows))
     across = min(2, len(panels))

@@ -122,10 +122,10 @@ def curves() -> dict[tuple[str, str], dict[int, Summary]]:
 def name_of(label: str) -> str:
     """Return the paper's column for a method: KSL's three readings share one, and so do a peer's
     two settings. Empty where it has none."""
-    return VARIANT_OF.get(_bare(label), "")
+    return VARIANT_OF.get(bare(label), "")
 
 
-def _bare(label: str) -> str:
+def bare(label: str) -> str:
     """Return a label without a preset and without the lengths of two phases."""
     return AFTER_METHOD.sub("", label)
 
@@ -148,7 +148,7 @@ def beside(row: Row, mark: int, tables: Sequence[str]) -> PaperCell | None:
         return None
     for name in tables:
         if (name, mark) in BOLD:
-            method = _bare(label) if name == "k-l-grid" else name_of(label)
+            method = bare(label) if name == "k-l-grid" else name_of(label)
             found = cells(name, mark).get(task, {}).get(method)
             if found is not None:
                 return found
