@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from kstep.data.augment import Shift
 from kstep.envs import PLANET
 from kstep.methods import METHODS
 from kstep.nets.encoder import PixelEncoderConfig
+from kstep.rl.n_step import NStepConfig
 from kstep.rl.sac import SACConfig
 from kstep.run.folder import Run, RunFolder
 from kstep.types import KstepError
@@ -267,6 +269,16 @@ def test_parts_that_do_not_go_together_are_refused(
 ) -> None:
     with pytest.raises(KstepError, match=message):
         resolve(method, "toy_reach", overrides=overrides)
+
+
+def test_an_intrinsic_reward_is_of_single_decisions() -> None:
+    """Its sum over the decisions of a return is not computed."""
+    core = METHODS["drq_v2"].core
+    assert isinstance(core, NStepConfig)
+    explores = replace(METHODS["proto_rl"], core=core)
+    with pytest.raises(KstepError, match=r"method\.core\.n_step must be 1, not 3"):
+        explores.check()
+    replace(explores, core=replace(core, n_step=1)).check()
 
 
 def test_a_frozen_encoder_is_not_trained() -> None:

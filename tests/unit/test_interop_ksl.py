@@ -273,6 +273,8 @@ def test_it_refuses_tensors_that_do_not_fit() -> None:
         (ksl, (images, actions[:, :2]), r"\(6, 3, 2\), not float32 \(6, 2, 2\)"),
         (ksl, (images, actions[..., 0].long()), "actions must be"),
         (discrete, (images, actions[..., 0]), "integers or one-hot.*not float32"),
+        (discrete, (images, torch.full((B, K), 4)), "discrete actions must be 0 to 3, not 4 to 4"),
+        (discrete, (images, torch.full((B, K), -1)), "discrete actions must be 0 to 3, not -1"),
         (ksl, (images, actions, torch.ones(B, K + 1)), r"mask must be \(B, k\) = \(6, 3\)"),
     ]
     for task, tensors, message in wrong:
@@ -280,6 +282,15 @@ def test_it_refuses_tensors_that_do_not_fit() -> None:
             task.loss(encoder, *tensors)
     with pytest.raises(KstepError, match=r"must return \(B, latent_dim\)"):
         ksl.loss(nn.Flatten(), images, actions)
+
+
+def test_heads_have_the_precision_of_the_encoder() -> None:
+    encoder = plain().double()
+    ksl = made(encoder)
+    images, actions = data()
+    loss = ksl.loss(encoder, images.double(), actions)
+    assert loss.dtype == torch.float64
+    assert torch.autograd.grad(loss, [*encoder.parameters()][:1])[0].abs().sum() > 0
 
 
 def test_the_package_offers_it_without_importing_torch_first() -> None:

@@ -18,6 +18,7 @@ pytest.importorskip("stable_baselines3")
 from stable_baselines3 import DQN, PPO, SAC, TD3, HerReplayBuffer
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.torch_layers import FlattenExtractor, NatureCNN
 from stable_baselines3.common.vec_env import (
     DummyVecEnv,
     VecEnv,
@@ -140,7 +141,7 @@ CASES = [
     pytest.param(DQN, {}, False, {"q_net"}, id="dqn"),
     pytest.param(SAC, {}, False, {"critic"}, id="sac"),
     pytest.param(SAC, {}, True, {"actor", "critic"}, id="sac-both"),
-    pytest.param(SAC, SHARED, False, {"critic"}, id="sac-shared"),
+    pytest.param(SAC, SHARED, True, {"actor"}, id="sac-shared"),
     pytest.param(TD3, {}, True, {"actor", "critic"}, id="td3-both"),
 ]
 
@@ -283,6 +284,32 @@ def test_images_are_moved_and_normalized_as_the_policy_sees_them(
     assert found == 16 if shift == 0 else found < 4
 
 
+class OwnExtractor(NatureCNN):
+    """Its first layer is frozen, and one is never used."""
+
+    def __init__(self, space: Any, features_dim: int = 8) -> None:
+        super().__init__(space, features_dim, normalized_image=True)
+        self.cnn[0].requires_grad_(False)
+        self.unused = torch.nn.Linear(2, 2)
+
+
+def test_frozen_and_unused_layers_stay_as_they_are(tmp_path: Path) -> None:
+    policy = {"features_extractor_class": OwnExtractor, "net_arch": [8]}
+    callback = ksl()
+    model = model_on(painted(), policy_kwargs=policy)
+    before = snapshot(model.policy.state_dict())
+    model.learn(20, callback=callback)
+    changed = moved(before, model.policy.state_dict())
+    extractor = "q_net.features_extractor"
+    assert f"{extractor}.cnn.2.weight" in changed
+    assert not {f"{extractor}.cnn.0.weight", f"{extractor}.unused.weight"} & set(changed)
+    callback.save(tmp_path / "x")
+    other = ksl()
+    other.load(tmp_path / "x")
+    model.learn(1, callback=other, reset_num_timesteps=False)
+    assert other.updates == callback.updates + 1
+
+
 def test_what_it_cannot_work_with_is_refused_by_name(tmp_path: Path) -> None:
     def refused(message: str, model: Any) -> None:
         with pytest.raises(KstepError, match=message):
@@ -290,6 +317,20 @@ def test_what_it_cannot_work_with_is_refused_by_name(tmp_path: Path) -> None:
 
     refused("PPO has none", PPO("CnnPolicy", painted(), n_steps=2, batch_size=2, device="cpu"))
     refused("use CnnPolicy", DQN("MlpPolicy", "CartPole-v1", buffer_size=10, device="cpu"))
+    frozen = model_on(painted())
+    frozen.policy.get_submodule("q_net.features_extractor").requires_grad_(False)
+    refused("no features extractor that learns", frozen)
+    shared = {"policy_kwargs": {"share_features_extractor": True}}
+    refused("actor and critic share", model_on(painted(discrete=False), SAC, **shared))
+
+    class Floats(Painted):
+        def __init__(self) -> None:
+            super().__init__()
+            self.observation_space = spaces.Box(0.0, 1.0, (SIZE, SIZE, 3), np.float32)
+
+    own: dict[str, Any] = {"normalize_images": False, "features_extractor_class": FlattenExtractor}
+    model = DQN("CnnPolicy", Floats(), buffer_size=10, policy_kwargs=own, device="cpu")
+    refused(r"observations \(36, 36, 3\) have their channels last", model)
 
     class Goals(gymnasium.Env[Any, Any]):
         observation_space = spaces.Dict(

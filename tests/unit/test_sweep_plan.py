@@ -446,6 +446,21 @@ def test_a_method_that_learns_every_second_decision_costs_half_the_steps(tmp_pat
     assert two - four > 0
 
 
+def test_small_and_grey_images_cost_less(tmp_path: Path) -> None:
+    file = tmp_path / "games.toml"
+    file.write_text(
+        'tasks = ["minatar:breakout", "atari:Pong", "toy_arrows"]\n'
+        '[[group]]\nmethods = ["dqn", "ksl_dqn"]\nseeds = "1"\nenv_steps = 100000\npreset = "cpu"\n'
+    )
+    costs = {(s.task, s.method): cost_of(s) for s in plan(read(str(file)), tmp_path)}
+    small, grey, coloured = (
+        costs[task, "dqn"] for task in ("minatar:breakout", "atari:Pong", "toy_arrows")
+    )
+    assert small.core_seconds < grey.core_seconds / 10
+    assert small.memory_gb < grey.memory_gb < coloured.memory_gb
+    assert small.core_seconds < costs["minatar:breakout", "ksl_dqn"].core_seconds
+
+
 def attempted(spec: RunSpec) -> None:
     """Record an attempt of 0.1 core-seconds per decision."""
     row = Attempt("then", 50.0, 2, "cpu", "here", 1000, "done", 0, "")

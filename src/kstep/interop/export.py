@@ -409,10 +409,9 @@ def _difference(policy: Policy, stacks: Array, found: Array, encoder: bool) -> f
 
 def distance(ours: Array, theirs: Array, actions: Actions | None) -> float:
     """Return how far apart actions are, as if their bounds were -1 and 1; latents, as they are, but
-    relative to the largest if that is above 1. Of discrete actions: the share that differs, less
-    one in a hundred, since two that are worth the same to the last bit may be exchanged."""
+    relative to the largest if that is above 1. Of discrete actions: the share that differs."""
     if isinstance(actions, DiscreteActions):
-        return max(0.0, float((ours != theirs).mean()) - 0.01)
+        return float((ours != theirs).mean())
     unit: Any = max(1.0, float(np.abs(ours).max()))
     if isinstance(actions, BoxActions):
         unit = ((np.array(actions.high) - np.array(actions.low)) / 2).reshape(actions.shape)

@@ -41,7 +41,7 @@ class KSL(nn.Module):
         transition_hidden: tuple[int, int] = (1024, 512),
         projection_hidden: int | None = 512,
     ) -> None:
-        """Make the heads, on the encoder's device, and a slow copy of the encoder.
+        """Make the heads, with the encoder's device and precision, and a slow copy of the encoder.
 
         Continuous actions have `action_dim` numbers, discrete ones are `n_actions` in number. The
         defaults are those of the paper.
@@ -73,8 +73,9 @@ class KSL(nn.Module):
         self.task = config.build(Shapes(self.latent_dim, (), self.action_dim, (), ema_rate))
         self.slow_encoder = slow_copy(encoder).eval()
         for parameter in encoder.parameters():
-            self.task.to(parameter.device)
-            break
+            if parameter.is_floating_point():
+                self.task.to(parameter)
+                break
 
     def loss(
         self, encoder: Encode, observations: Tensor, actions: Tensor, mask: Tensor | None = None
@@ -161,6 +162,12 @@ class KSL(nn.Module):
     def _vectors(self, actions: Tensor) -> Tensor:
         """Actions as the transition model takes them: (B, k, A), floating point."""
         if self.discrete and actions.shape[2:] != (self.action_dim,):
+            # Elsewhere the device would have to be waited for.
+            if actions.device.type == "cpu" and actions.numel():
+                least, most = int(actions.min()), int(actions.max())
+                if least < 0 or most >= self.action_dim:
+                    allowed = f"0 to {self.action_dim - 1}"
+                    raise KstepError(f"discrete actions must be {allowed}, not {least} to {most}")
             actions = F.one_hot(actions.long().flatten(1), self.action_dim)
         return actions.to(self.task.predictor.weight.dtype)
 

@@ -7,11 +7,11 @@
     ksl.save("reach_ksl.safetensors")
 
 KSL trains the features extractor of the network that predicts returns: the Q-network's for DQN, the
-critic's for SAC and TD3, or the one that actor and critic share. Sequences come from the model's
-replay buffer. Once a rollout is collected, just before Stable-Baselines3 takes its gradient
-steps, KSL takes as many of its own. Nothing of Stable-Baselines3 is replaced, and KSL draws from a
-generator of its own, so with a learning rate of 0 a run is what it is without the callback, bit for
-bit. docs/ksl_anywhere.md says what differs from our own agent.
+critic's for SAC and TD3. Sequences come from the model's replay buffer. Once a rollout is
+collected, just before Stable-Baselines3 takes its gradient steps, KSL takes as many of its own.
+Nothing of Stable-Baselines3 is replaced, and KSL draws from a generator of its own, so with a
+learning rate of 0 a run is what it is without the callback, bit for bit, if the extractor has
+neither batch normalization nor dropout. docs/ksl_anywhere.md says what differs from our own agent.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.preprocessing import preprocess_obs
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
-from torch import Tensor
+from torch import Tensor, nn
 
 from kstep import reading
 from kstep.data.augment import Shift
@@ -70,9 +70,9 @@ class KSLCallback(BaseCallback):
     ) -> None:
         """`batch_size`, `learning_rate` and `seed`: the model's, if not given (of a schedule of
         learning rates its first value). `shift`: by how many pixels each image of a sequence is
-        moved at most; 0 for observations as they are. `actor`: whether an extractor that belongs to
-        the actor alone gets a KSL as well. `heads`: other arguments of `kstep.KSL`, such as
-        `ema_rate`.
+        moved at most; 0 for observations as they are. `actor`: whether an extractor that the
+        actor's loss trains, its own or one shared with the critic, gets a KSL as well. `heads`:
+        other arguments of `kstep.KSL`, such as `ema_rate`.
         """
         super().__init__(verbose)
         self.k, self.batch_size, self.learning_rate = k, batch_size, learning_rate
@@ -110,6 +110,8 @@ class KSLCallback(BaseCallback):
         state = self._saved or (self.state() if self.parts else {})
         self.off_policy = _supported(self.model)
         model = self.off_policy
+        if self.augment.pad:
+            _refuse_channels_last(model.observation_space)
         seed = self.seed if self.seed is not None else model.seed or 0
         self.seed = int(seed)
         space = model.action_space
@@ -130,7 +132,7 @@ class KSLCallback(BaseCallback):
         rate = float(model.lr_schedule(1.0)) if rate is None else rate
         self.optimizers = Optimizers(
             {
-                name: Group({"encoder": part.encoder, **part.ksl.task.learned()}, rate)
+                name: Group({**learning(part.encoder), **part.ksl.task.learned()}, rate)
                 for name, part in self.parts.items()
             }
         )
@@ -190,7 +192,8 @@ class KSLCallback(BaseCallback):
             first = latents[0].detach()
             found[f"{name}_loss"] = loss.item()
             found[f"{name}_cosine"] = F.cosine_similarity(first, first.roll(1, 0)).mean().item()
-            self.optimizers.minimize(name, loss)
+            # An extractor of somebody's own may have parameters that its forward pass leaves out.
+            self.optimizers.minimize(name, loss, partly=True)
             part.ksl.update_slow(part.encoder)
         self.updates += 1
         return found
@@ -260,25 +263,47 @@ def trained_extractors(
 ) -> dict[str, BaseFeaturesExtractor]:
     """Return the features extractors that KSL trains, by the name of their network.
 
-    An extractor that only the actor has is left out unless `actor`. The actor's loss keeps its
-    latents apart too weakly: KSL made those of toy_reach all alike (docs/ksl_anywhere.md).
+    One that the actor's loss trains is left out unless `actor`: that loss keeps latents apart too
+    weakly, and KSL made those of toy_reach all alike (docs/ksl_anywhere.md). Stable-Baselines3
+    trains an extractor that actor and critic share by the actor's loss alone.
     """
     networks: dict[str, BaseFeaturesExtractor] = {}
     for name, network in model.policy.named_children():
         extractor = getattr(network, "features_extractor", None)
         if extractor is not None and not name.endswith("_target"):
             networks[name] = extractor
-    found: dict[str, BaseFeaturesExtractor] = {}
-    for name in sorted(networks, key=lambda name: name == "actor"):  # the actor last
-        shared = any(networks[name] is other for other in found.values())
-        if not shared and (actor or not found or name != "actor"):
-            found[name] = networks[name]
-    if not any(True for each in found.values() for _ in each.parameters()):
+    of_actor = networks.pop("actor", None)
+    found = {name: each for name, each in networks.items() if each is not of_actor}
+    if of_actor is not None and actor:
+        found["actor"] = of_actor
+    elif of_actor is not None and not found:
+        raise KstepError(
+            "actor and critic share one features extractor, which Stable-Baselines3 trains by the "
+            "actor's loss alone; KSL made such latents all alike: use "
+            "share_features_extractor=False, or KSLCallback(actor=True) and look at "
+            "ksl/actor_cosine"
+        )
+    if not found or not all(map(learning, found.values())):
         raise KstepError(
             f"the policy {type(model.policy).__name__} has no features extractor that learns: "
             "use CnnPolicy"
         )
     return found
+
+
+def learning(encoder: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters of an extractor that are not frozen."""
+    return {f"encoder.{n}": each for n, each in encoder.named_parameters() if each.requires_grad}
+
+
+def _refuse_channels_last(space: spaces.Space[Any]) -> None:
+    # Stable-Baselines3 transposes images of bytes alone.
+    shape = space.shape or ()
+    if len(shape) == 3 and shape[2] < shape[0]:
+        raise KstepError(
+            f"observations {shape} have their channels last, and a shift needs (C, H, W): "
+            "transpose them, or use KSLCallback(shift=0)"
+        )
 
 
 def _supported(model: object) -> OffPolicyAlgorithm:

@@ -57,6 +57,7 @@ class DQNConfig(NStepConfig):
         return replace(self, hidden=32)
 
     def check(self, method: Method) -> None:
+        super().check(method)
         for name in ("start", "end"):
             if (share := getattr(self.epsilon, name)) > 1.0:
                 raise KstepError(f"method.core.epsilon.{name} must be at most 1, not {share}")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from kstep.data.n_step import NStepBatches
+from kstep.errors import KstepError
 from kstep.nets.base import Encoder
 from kstep.optimizers import Ema
 from kstep.rl.core import Core, CoreConfig, Encoded
@@ -50,6 +51,13 @@ class NStepConfig(CoreConfig):
 
     def batches(self, method: Method, streams: Streams, device: torch.device) -> NStepBatches:
         return NStepBatches(method, streams, device, self.n_step, self.discount)
+
+    def check(self, method: Method) -> None:
+        if method.exploration is not None and self.n_step > 1:
+            raise KstepError(
+                "method.exploration rewards single decisions: with it method.core.n_step must be "
+                f"1, not {self.n_step}"
+            )
 
 
 class NStepCore(Core):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -95,14 +96,20 @@ def versions() -> dict[str, str]:
 
 
 def processor() -> str:
-    """The processor's own name where the system tells it."""
+    """The processor's own name where the system tells it, with its generation: clouds give several
+    one name."""
     try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
+        first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
     except OSError:
-        pass
-    return platform.processor() or platform.machine()
+        first = ""
+    found: dict[str, str] = dict(
+        re.findall(r"^(model name|cpu family|model)\s*: (.+)$", first, re.MULTILINE)
+    )
+    if "model name" not in found:
+        return platform.processor() or platform.machine()
+    if "cpu family" not in found or "model" not in found:
+        return found["model name"].strip()
+    return f"{found['model name'].strip()} (family {found['cpu family']}, model {found['model']})"
 
 
 def commit() -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kstep import reading
-from kstep.envs.tasks import OF_SUITE
+from kstep.envs.tasks import OF_SUITE, parse
 from kstep.sweep.plan import Kind, RunSpec, Status
 from kstep.types import Backend
 
@@ -134,14 +134,18 @@ def cost_of(spec: RunSpec, backend: Backend = "torch") -> Cost:
 def _cost(spec: RunSpec, backend: Backend) -> Cost:
     experiment = spec.experiment()
     learning, assumed = experiment.method.learning, assumptions()
+    kind = parse(spec.task).kind
     if experiment.method.observation == "state":
         step, others, frame = float(assumed["state"]["seconds"]), 0.0, 400
+    elif kind == "minatar" and spec.preset != "debug":
+        small = assumed["minatar"]
+        step, others, frame = float(small.get(spec.method, small["ksl_dqn"])), 0.0, 1_000
     else:
         names = (spec.method, experiment.method.base, "ksl")
         trained = spec.frozen_encoder is None
         step = _step(names, spec.preset, backend, trained=trained, batch=learning.batch_size)
         others = 0.0 if spec.preset == "debug" else float(assumed["decision"]["seconds"])
-        frame = 3 * experiment.env.size**2
+        frame = (1 if kind == "atari" else 3) * experiment.env.size**2
     seconds = step / learning.update_every + others
     # The array is as large as the budget could fill; what the run can touch is less.
     kept = min(learning.replay_capacity, math.ceil(spec.env_steps / spec.action_repeat))
