@@ -16,7 +16,7 @@ import pytest
 
 from kstep import cli
 from kstep.envs import remote
-from kstep.run import checkpoint
+from kstep.run import checkpoint, train
 from kstep.run.folder import Run
 from tests.make import HANGING
 from tests.runs import ALWAYS, assert_same
@@ -242,7 +242,7 @@ def test_a_stop_is_answered_while_the_environment_hangs(
 ) -> None:
     mark, folder = tmp_path / "hangs", tmp_path / "run"
     monkeypatch.setenv("KSTEP_BROKEN_ONCE", str(mark))
-    process = started(command(trouble, folder, "--overlap", overlap))
+    process = started(command(trouble, folder, "--overlap", overlap), patience=1.0)
     wait_for(mark, process)
     process.send_signal(number)
     out, _ = process.communicate(timeout=HANGING)
@@ -292,9 +292,13 @@ def test_a_hung_process_does_not_outlive_a_killed_run(
     assert not worker.is_running()
 
 
-def started(words: list[str]) -> subprocess.Popen[str]:
-    """Start a command as a user would whose program registers the environments."""
-    program = f"import kstep_broken, kstep.cli; kstep.cli.main({words!r})"
+def started(words: list[str], patience: float = train.PATIENCE) -> subprocess.Popen[str]:
+    """Start a command as a user would whose program registers the environments.
+
+    `patience` is for how many seconds it waits for an environment once it was asked to stop.
+    """
+    program = "import kstep_broken, kstep.cli, kstep.run.train as train\n"
+    program += f"train.PATIENCE = {patience}; kstep.cli.main({words!r})"
     return subprocess.Popen(
         [sys.executable, "-c", program],
         stdout=subprocess.PIPE,

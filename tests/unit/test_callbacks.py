@@ -167,10 +167,12 @@ def test_tensorboard_hides_what_was_beyond_the_checkpoint(
 
 
 def test_weights_and_biases_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("wandb")
+    wandb = pytest.importorskip("wandb")
     for name, value in {"MODE": "offline", "SILENT": "true", "DISABLE_GIT": "true"}.items():
         monkeypatch.setenv(f"WANDB_{name}", value)
     run, _ = follow(tmp_path / "run", WeightsAndBiases("kstep-tests"))
+    # wandb's own process may still be writing: wait for its end, as Python does at exit.
+    wandb.teardown()
     (file,) = run.wandb.glob("offline-run-*/run-*.wandb")
     # Records in blocks of 32 KiB, as LevelDB writes logs: text between headers of seven bytes.
     data = file.read_bytes()

@@ -146,8 +146,9 @@ def test_table_1_has_the_papers_bold_and_stars(tmp_path: Path) -> None:
     with (tmp_path / "out" / "main-improvement.csv").open() as file:
         improved = {row["over"]: row for row in csv.DictReader(file)}
     assert "sac_state" not in improved
-    assert float(improved["drq"]["percent"]) == pytest.approx(100 * (963 / 938 - 1), rel=1e-4)
-    assert round(float(improved["drq"]["paper_percent"]), 1) == 14.5
+    # Over the one task that there is, the paper's as ours.
+    for name in ("percent", "paper_percent"):
+        assert float(improved["drq"][name]) == pytest.approx(100 * (963 / 938 - 1), rel=1e-4)
 
 
 def proto_runs(root: Path) -> list[Path]:
