@@ -1,6 +1,6 @@
 """Stable-Baselines3's DQN with KSL on a small pixel task, in four environments at once.
 
-python examples/sb3_dqn.py                      # needs `pip install 'kstep[sb3]'`
+python examples/sb3_dqn.py                      # needs `pip install '.[sb3]'`
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Stable-Baselines3's SAC with KSL on a small pixel task (`pip install 'kstep[sb3]'`).
+"""Stable-Baselines3's SAC with KSL on a small pixel task (`pip install '.[sb3]'`).
 
     python examples/sb3_sac.py                      # about five minutes on one core
     python examples/sb3_sac.py --ksl False          # the same run without KSL

@@ -1,4 +1,4 @@
-"""TorchRL's DQN with KSL on a small pixel task (`pip install 'kstep[torchrl]'`).
+"""TorchRL's DQN with KSL on a small pixel task (`pip install '.[torchrl]'`).
 
     python examples/torchrl_dqn.py
 

@@ -47,19 +47,32 @@ EARLIER = {
 EARLIER_PROCESSOR = "Intel Xeon with AVX-512"
 LOST = {("ksl-results-cpu", 1, 20_000): 239.4}
 """Means of evaluations of an attempt that was lost, by label, seed and mark."""
-BEGUN_AGAIN = """A run whose machine was lost was begun again from its start. On another processor \
-the same seed becomes another run, so here is what is known of the lost attempts:
+PAIRS = RESULTS / "cartpole_swingup_pair.csv"
+"""Runs of `ksl`, preset cpu, on the same task and some of the same seeds, to 20,000 or 40,000."""
+PAIRS_LINK = "README.md#the-same-seeds-with-pytorchs-and-with-the-native-convolutions"
+AGAIN = "Other attempts at the same runs"
+BEGUN_AGAIN = f"""A run whose machine was lost was begun again from its start. On another \
+processor the same seed becomes another run, so here is what is known of the lost attempts, and of \
+earlier runs with the same settings:
 
 - `ksl`, preset cpu, cartpole_swingup, seeds 2 and 3: three attempts at each, up to about 35,000, \
 43,552 and about 31,000 env steps. Known are the first episodes of the second attempt at 40,000: \
 244 and 369.
 - `ksl-results`, preset cpu, cartpole_swingup: seed 1 up to 50,200 env steps, 47 at 0 and 239 at \
-20,000 where the run in the table has 308; seed 2 up to 9,900."""
+20,000 where the run in the table has 308; seed 2 up to 9,900.
+- `ksl`, preset cpu, cartpole_swingup, seeds 1 to 5, each with PyTorch's and with the native \
+convolutions, up to 20,000 env steps, seed 1 up to 40,000: [ten earlier runs]({PAIRS_LINK}), made \
+to compare the two."""
 PROVENANCE = """The table names the commit, the processor and the renderer of every run. The four \
 runs from before there was a table have no times; `ksl` and `sac_pixel`, preset cpu, seed 1 among \
-them were computed with PyTorch's convolutions, all other runs with the native ones. The commit of \
-the three `drq` runs on cartpole_swingup, 2d96fa2, is not in this repository: it lay between \
-9a16081 and 21ff888, and what it changed came with the latter."""
+them were computed with PyTorch's convolutions, all other runs with the native ones. Of `ksl` at \
+the paper's size it is only known that its commit lies before 908a203. The commit of the three \
+`drq` runs on cartpole_swingup, 2d96fa2, is not in this repository: it lay between 9a16081 and \
+21ff888, and what it changed came with the latter."""
+CAPTION = (
+    "Thick lines are means over seeds, thin lines the single runs; dashes and bands are the "
+    "paper's mean and one standard deviation (ten seeds, the paper's encoder)."
+)
 
 
 def main() -> None:
@@ -127,7 +140,8 @@ def under_way(table: pl.DataFrame) -> str:
         if spec not in done and own.height:
             means = own.group_by("mark").agg(pl.col("return").mean()).sort("mark").iter_rows()
             reached = ", ".join(f"{mean:.0f} at {mark:,}" for mark, mean in means)
-            parts.append(f"{spec.task} `{spec.folder.parent.name}` seed {spec.seed} ({reached})")
+            name = f"{spec.task} `{spec.folder.parent.name}` seed {spec.seed}"
+            parts.append(f"{name} (return {reached} env steps)")
     return f"Under way, in no table below: {'; '.join(parts)}." if parts else ""
 
 
@@ -153,42 +167,45 @@ def page(table: pl.DataFrame, cells: Sequence[Row]) -> str:
         "every evaluation episode of every run with its commit, digest, processor, renderer and "
         "time. `kstep sweep evidence --table docs/results/evidence.parquet --plan` says what "
         "is done and what is missing; `kstep compare evidence --paper --table "
-        "docs/results/evidence.parquet` prints the comparisons. The order of the runs was fixed "
-        "before any result was known but those of the four earliest: `ksl` and `sac_pixel`, preset "
-        "cpu, and `ksl` and `ksl-results` at the paper's size, seed 1 each. Nothing was tuned on "
-        "these tasks and no seed was left out.",
+        "docs/results/evidence.parquet` prints the comparisons. When the order of the runs was "
+        "fixed, the results of the four earliest were known (`ksl` and `sac_pixel`, preset cpu, "
+        "and `ksl` and `ksl-results` at the paper's size, seed 1 each, all on cartpole_swingup), "
+        f"those of [ten shorter runs]({PAIRS_LINK}) of `ksl` on it, and those of [one short run]"
+        "(representations/README.md) each of `ksl`, `drq` and `sac_pixel` on walker_walk and "
+        "cartpole_swingup. Nothing was tuned on these tasks, and no complete run was left out.",
         f"{len(done)} of {len(specs)} runs are complete.",
         under_way(table),
         f"Not begun: {_names(missing)}.",
         "![returns over env steps beside the paper's](evidence.png)",
-        "Thin lines are single runs, thick lines their mean, "
-        "dashes and bands the paper's mean and one standard deviation (ten seeds, the paper's "
-        "encoder).",
+        CAPTION,
         "## Every mark",
         "Mean ± standard deviation over seeds (number of seeds). A single seed has no deviation. "
         "The second row is the paper's, with the place of our mean relative to its band of one "
-        "standard deviation.",
+        "standard deviation. The band is no test: about one in three of the paper's own seeds "
+        "would lie outside it. At 0 nothing has been learned, and no place is given.",
         *(tables_of(str(task), own) for (task,), own in grouped(cells, "task").items()),
         "## The two readings of KSL",
         "The p of Welch's test on cartpole_swingup, preset cpu: each reading against the paper's "
         "ten seeds, and one against the other; it needs two seeds on each side. What the names "
         "mean, and why: [D62](../decisions/D62.md).",
         readings(cells),
-        with_lost(evaluations(table)),
+        with_other_attempts(evaluations(table)),
         "## Claims of the paper",
         "At 100,000 env steps, preset cpu: our mean ± standard deviation (seeds). A difference "
-        f"counts if Welch's test gives p < 0.05, and is tested from {FEWEST_SEEDS} seeds on each "
-        "side on; nothing corrects for the number of tests.",
+        f"counts if Welch's test gives p < 0.05, and is tested only where each side has at least "
+        f"{FEWEST_SEEDS} seeds; nothing corrects for the number of tests.",
         "\n".join(f"- {sentence}" for sentence in claims(cells)),
-        "## Runs that were begun more than once",
+        f"## {AGAIN}",
         BEGUN_AGAIN,
         "## Where the runs come from",
         PROVENANCE,
         "## What a decision costs",
-        "Core-seconds per decision of complete runs, evaluations included, beside other work on "
-        "the same two cores. One name of a processor stands for several generations of it: how "
-        "fast the machine was is told by the evaluation at 0, before anything is learned, which "
-        "is the same work for all runs of a task.",
+        "Seconds and core-seconds per decision of complete runs, evaluations included, beside "
+        "other work on the same two cores. One name of a processor stands for several generations "
+        "of it, and frames are drawn faster from 21ff888 on. So methods can be compared only in "
+        "rows of one task whose processor, commit and evaluation at 0 (mostly drawing, before "
+        "anything is learned) agree; what learning steps cost beside each other, measured on one "
+        "machine, is in `src/kstep/sweep/speeds.toml`.",
         costs(table),
     ]
     return "\n\n".join(part.rstrip("\n") for part in parts if part) + "\n"
@@ -236,7 +253,8 @@ def _paper(row: Row) -> str:
     if not row["paper_runs"]:
         return "-"
     mean, deviation = float(row["paper_mean"]), float(row["paper_std"])
-    return f"{mean:.0f} ± {deviation:.0f}: {band(float(row['mean']), mean, deviation)}"
+    theirs = f"{mean:.0f} ± {deviation:.0f}"
+    return f"{theirs}: {band(float(row['mean']), mean, deviation)}" if row["env_steps"] else theirs
 
 
 def band(ours: float, mean: float, deviation: float) -> str:
@@ -253,7 +271,7 @@ def readings(cells: Sequence[Row]) -> str:
         for row in cells
         if row["task"] == READINGS_TASK
     }
-    text, figure = ([at.get((f"{name}-cpu", mark)) for mark in MARKS] for name in READINGS)
+    text, figure = ([at.get((f"{name}-cpu", mark)) for mark in MARKS[1:]] for name in READINGS)
     lines = [
         ["`ksl` and the paper", *(_p(row, _theirs(row)) for row in text)],
         ["`ksl-results` and the paper", *(_p(row, _theirs(row)) for row in figure)],
@@ -265,7 +283,7 @@ def readings(cells: Sequence[Row]) -> str:
             ),
         ],
     ]
-    return markdown(["", *(f"{mark:,}" for mark in MARKS)], lines)
+    return markdown(["", *(f"{mark:,}" for mark in MARKS[1:])], lines)
 
 
 def _theirs(row: Row | None) -> Summary | None:
@@ -277,26 +295,48 @@ def _theirs(row: Row | None) -> Summary | None:
 def _p(row: Row | None, other: Summary | None) -> str:
     if row is None or other is None or min(int(row["runs"]), other.n) < 2:
         return "-"
-    return f"{welch(_summary(row), other):.2g}"
+    return _shown(welch(_summary(row), other))
 
 
-def with_lost(rows: Sequence[Row]) -> str:
-    """Return a sentence about the two readings with an attempt that was lost in its run's place."""
+def _shown(p: float) -> str:
+    return "-" if np.isnan(p) else f"{p:.2g}"
+
+
+def with_other_attempts(rows: Sequence[Row]) -> str:
+    """Return what becomes of the p between the two readings with other attempts at the same runs:
+    one that was lost, in its run's place, and the earlier pairs, in place of the text's reading."""
     parts = []
+    pairs = _pairs()
+    link = f"[{AGAIN.lower()}](#{AGAIN.lower().replace(' ', '-')})"
     for (label, seed, mark), lost in LOST.items():
         here = [row for row in rows if row["env_steps"] == mark and row["task"] == READINGS_TASK]
         text, figure = (
             {int(row["seed"]): float(row["score"]) for row in here if row["label"] == f"{name}-cpu"}
             for name in READINGS
         )
-        kept = figure[seed]
-        p = welch(summarize([*text.values()]), summarize([*(figure | {seed: lost}).values()]))
+        if seed not in figure or min(len(text), len(figure)) < 2:
+            continue
+        ours, again = summarize([*text.values()]), summarize([*(figure | {seed: lost}).values()])
+        theirs, earlier = summarize([*figure.values()]), summarize([*pairs[mark].values()])
         parts.append(
-            f"With the {lost:.0f} of the [lost attempt](#runs-that-were-begun-more-than-once) at "
-            f"seed {seed} of `{_method(label)}` in place of {kept:.0f}, the last row has p = "
-            f"{p:.2g} at {mark:,}."
+            f"With {link} the last row has other values at {mark:,}: with the {lost:.0f} of the "
+            f"lost attempt at seed {seed} of `{_method(label)}` in place of {figure[seed]:.0f}, "
+            f"p = {_shown(welch(ours, again))}; with the {earlier.n} earlier runs of `ksl` that "
+            f"had the native convolutions too, {earlier.mean:.0f} ± {earlier.sd:.0f}, in place of "
+            f"those in the table, p = {_shown(welch(earlier, theirs))}; with both, p = "
+            f"{_shown(welch(earlier, again))}."
         )
     return " ".join(parts)
+
+
+def _pairs() -> dict[int, dict[int, float]]:
+    """Return the mean returns of the native runs of the pairs, by mark and seed."""
+    table = pl.read_csv(PAIRS).filter(pl.col("backend") == "native")
+    means = table.group_by("env_steps", "seed").agg(pl.col("return").mean())
+    found: dict[int, dict[int, float]] = {}
+    for steps, seed, mean in means.sort("env_steps", "seed").iter_rows():
+        found.setdefault(steps // MARKS.step * MARKS.step, {})[seed] = mean
+    return found
 
 
 def claims(cells: Sequence[Row]) -> list[str]:
@@ -335,17 +375,25 @@ def claims(cells: Sequence[Row]) -> list[str]:
     without = [task for task in theirs if (task, "ksl") not in ours]
     if without:
         sentences.append(f"KSL above the others on {', '.join(without)}: untested.")
+    for rival, name in (("drq", "DrQ"), ("rad", "RAD")):
+        sentences.append(
+            f"KSL's average improvement over {name} on the six tasks (the paper: "
+            f"{scores.paper_improvement(rival, BUDGET):.1f} %): "
+            f"{_average(ours, rival, [*theirs])}."
+        )
     sentences.append(
-        "KSL's average improvement over DrQ on the six tasks (the paper: "
-        f"{scores.paper_improvement('drq', BUDGET):.1f} %): {_average(ours, [*theirs])}."
+        "Every claim about 500,000 env steps, the ablations, transfer, time, representations and "
+        "gradients: untested ([one seed](representations/README.md) each of some analyses)."
     )
-    sentences.append("Every claim about 500,000 env steps, the ablations and transfer: untested.")
     return sentences
 
 
 def _verdict(first: Row, second: Row) -> str:
     p = welch(_summary(first), _summary(second))
-    numbers = f"ours {_cell(first)} and {_cell(second)}, p = {p:.2g}"
+    numbers = f"ours {_cell(first)} and {_cell(second)}"
+    if np.isnan(p):
+        return f"not tested, both are constant ({numbers})"
+    numbers += f", p = {p:.2g}"
     if p < 0.05:
         above = float(first["mean"]) > float(second["mean"])
         return f"{'supported' if above else 'contradicted'} ({numbers})"
@@ -356,23 +404,26 @@ def _summary(row: Row) -> Summary:
     return Summary(float(row["mean"]), float(row["std"]), int(row["runs"]))
 
 
-def _average(ours: dict[tuple[str, str], Row], tasks: Sequence[str]) -> str:
+def _average(ours: dict[tuple[str, str], Row], rival: str, tasks: Sequence[str]) -> str:
     """Return our average over the tasks that have both; that of all six, with enough seeds, is what
     the paper speaks of."""
-    both = [
-        (task, ours[task, "ksl"], ours[task, "drq"])
+    both = {
+        task: (ours[task, "ksl"], ours[task, rival])
         for task in tasks
-        if (task, "ksl") in ours and (task, "drq") in ours
-    ]
+        if (task, "ksl") in ours and (task, rival) in ours
+    }
     if not both:
         return "untested"
-    shares = [100 * (float(ksl["mean"]) / float(drq["mean"]) - 1) for _, ksl, drq in both]
-    seeds = [int(row["runs"]) for _, *pair in both for row in pair]
+    means = {task: (float(ksl["mean"]), float(own["mean"])) for task, (ksl, own) in both.items()}
+    if zero := [task for task, (_, own) in means.items() if own <= 0]:
+        return f"undefined in ours, as `{rival}` has no positive return on {', '.join(zero)}"
+    each = ", ".join(f"{scores.improvement([pair]):.1f} on {task}" for task, pair in means.items())
+    seeds = [int(row["runs"]) for pair in both.values() for row in pair]
     of_each = f"{min(seeds)} to {max(seeds)}" if min(seeds) < max(seeds) else f"{min(seeds)}"
-    found = f"{np.mean(shares):.1f} % in ours (seeds of each: {of_each})"
+    found = f"{scores.improvement([*means.values()]):.1f} % in ours ({each}; seeds: {of_each})"
     if len(both) == len(tasks) and min(seeds) >= FEWEST_SEEDS:
-        return found
-    theirs = scores.paper_improvement("drq", BUDGET, [task for task, *_ in both])
+        return f"{found}, without a test"
+    theirs = scores.paper_improvement(rival, BUDGET, [*both])
     return f"untested; so far, on {len(both)} of them, {found} where the paper has {theirs:.1f} %"
 
 
@@ -381,15 +432,18 @@ def costs(table: pl.DataFrame) -> str:
     timed = table.drop_nulls("core_seconds").unique(subset=["digest", "mark"])
     first = timed.filter(pl.col("mark") == 0).select("digest", before="core_seconds")
     ends = timed.filter(pl.col("mark") == BUDGET).join(first, on="digest")
-    what = ["method", "variant", "preset", "task", "seed", "processor"]
-    cost = pl.col("core_seconds") / pl.col("decisions")
+    what = ["method", "variant", "preset", "task", "seed", "processor", "commit"]
+    costs = (
+        (pl.col(name) / pl.col("decisions")).name.keep() for name in ("seconds", "core_seconds")
+    )
     lines = [
-        [f"`{method}`", *rest, f"{per_decision:.3f}", f"{before:.0f}"]
-        for method, *rest, per_decision, before in ends.sort(what)
-        .select(*what, cost, "before")
+        [f"`{method}`", *rest, f"{wall:.3f}", f"{core:.3f}", f"{before:.0f}"]
+        for method, *rest, wall, core, before in ends.sort(what)
+        .select(*what[:-1], pl.col("commit").str.slice(0, 7), *costs, "before")
         .iter_rows()
     ]
-    head = [*what, "core-seconds per decision", "core-seconds of the evaluation at 0"]
+    head = [*what, "seconds per decision", "core-seconds per decision"]
+    head.append("core-seconds of the evaluation at 0")
     return markdown(head, lines) if lines else "None is complete with its time recorded."
 
 
@@ -412,7 +466,8 @@ def readme_block(cells: Sequence[Row]) -> str:
         ]
         lines.append([row["task"], *ours, theirs, where])
     head = ["task", "method", "preset", "n (seeds)", f"return at {BUDGET:,} env steps"]
-    return markdown([*head, "the paper's (preset paper, n = 10)", "ours, of its ± 1 SD"], lines)
+    theirs = "the paper's (preset paper, n = 10)"
+    return f"{CAPTION}\n\n{markdown([*head, theirs, 'ours, of its mean ± 1 SD'], lines)}"
 
 
 def draw(rows: Sequence[Row], target: Path) -> None:
@@ -444,7 +499,8 @@ def draw(rows: Sequence[Row], target: Path) -> None:
             look, runs = looks[_method(str(label))], grouped(own, "seed").values()
             if len(runs) > 1:
                 for run in runs:
-                    axes.plot(*_points(run), color=look.colour, linewidth=0.7, alpha=0.6)
+                    thin = {**look.line(), "marker": "", "linewidth": 0.7, "alpha": 0.7}
+                    axes.plot(*_points(run), **thin)
             at_marks = sorted(grouped(own, "env_steps").items())
             xs = [int(mark) for (mark,), _ in at_marks]
             ys = [summarize([float(row["score"]) for row in at]).mean for _, at in at_marks]

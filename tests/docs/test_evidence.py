@@ -97,15 +97,34 @@ def test_the_average_improvement_needs_both_methods_on_all_six_tasks_with_three_
     drq: list[Row] = [{**row, "label": "drq-cpu", "mean": 100.0} for row in ksl]
 
     def said(cells: list[Row]) -> str:
-        (sentence,) = (s for s in evidence.claims(cells) if "average improvement" in s)
+        (sentence,) = (s for s in evidence.claims(cells) if "average improvement over DrQ" in s)
         return sentence.partition("%): ")[2]
 
-    assert said([*ksl, *drq]) == "50.0 % in ours (seeds of each: 3)."
+    each = ", ".join(f"50.0 on {row['task']}" for row in ksl)
+    assert said([*ksl, *drq]) == f"50.0 % in ours ({each}; seeds: 3), without a test."
     assert said([*ksl]) == "untested."
     partly = said([*ksl, *drq[1:]])
-    assert partly.startswith(
-        "untested; so far, on 5 of them, 50.0 % in ours (seeds of each: 3) where"
-    )
+    assert partly.startswith("untested; so far, on 5 of them, 50.0 % in ours (50.0 on cartpole")
+    assert "; seeds: 3) where" in partly
     few = said([*ksl, {**drq[0], "runs": 1}, *drq[1:]])
-    assert few.startswith("untested; so far, on 6 of them, 50.0 % in ours (seeds of each: 1 to 3)")
-    assert few.endswith("where the paper has 46.9 %.")
+    assert few.startswith("untested; so far, on 6 of them, 50.0 % in ours (50.0 on finger_spin")
+    assert few.endswith("; seeds: 1 to 3) where the paper has 46.9 %.")
+    # Over a method that has learned nothing there is no such number.
+    nothing = said([*ksl, {**drq[0], "mean": 0.0}, *drq[1:]])
+    assert nothing == "undefined in ours, as `drq` has no positive return on finger_spin."
+
+
+def test_constant_returns_are_not_tested() -> None:
+    cells = [cell("ksl-cpu", 0.0, 0.0, 3), cell("drq-cpu", 0.0, 0.0, 3)]
+    (sentence,) = (s for s in evidence.claims(cells) if s.startswith("`ksl` above `drq`"))
+    assert sentence.endswith("not tested, both are constant (ours 0 ± 0 (3) and 0 ± 0 (3)).")
+
+
+def test_other_attempts_are_left_out_where_their_runs_are_missing() -> None:
+    assert evidence.with_other_attempts([]) == ""
+
+
+def test_nothing_is_placed_before_anything_is_learned() -> None:
+    theirs: Row = {"paper_mean": 0.0, "paper_std": 0.0, "paper_runs": 10, "env_steps": 0}
+    table = evidence.tables_of("cheetah_run", [{**cell("drq-cpu", 0.4, 0.0, 1), **theirs}])
+    assert "| 0 ± 0 |" in table

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -140,6 +142,11 @@ def test_what_is_seen_of_minatar() -> None:
     ("task", "message"),
     [
         ("atari:Pongg", "no game called 'Pongg'. Did you mean 'Pong'"),
+        # Two spellings of a game would be two tasks, one of them without a human score.
+        ("atari:JamesBond", "no game called 'JamesBond'. Did you mean 'Jamesbond'"),
+        ("atari:HERO", "no game called 'HERO'. Did you mean 'Hero'"),
+        # ALE would end this process.
+        ("atari:Joust", "no game called 'Joust'"),
         ("atari:pong", "did you mean atari:Pong"),
         ("minatar:Breakout", "did you mean minatar:breakout"),
     ],
@@ -147,6 +154,23 @@ def test_what_is_seen_of_minatar() -> None:
 def test_wrong_names_are_refused(task: str, message: str) -> None:
     with pytest.raises(KstepError, match=message):
         envs.make(EnvConfig(task), 0)
+
+
+def test_every_game_is_loaded_and_those_with_human_scores_are_among_them() -> None:
+    program = """if True:
+        from ale_py import roms
+        from kstep.envs import atari
+        for rom in roms.get_all_rom_ids():
+            if rom not in atari.NOT_FOR_ONE:
+                name = atari._spelled(rom)
+                atari._console(f"atari:{name}", name)
+                print(f"atari:{name}")
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    loaded = done.stdout.split()
+    assert done.returncode == 0, (loaded[-1:], done.stderr)
+    assert len(loaded) > 100
+    assert set(human.scores()) | set(tasks.ATARI_100K) <= set(loaded)
 
 
 def test_a_missing_package_is_named_with_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -355,3 +355,11 @@ def test_what_it_cannot_work_with_is_refused_by_name(tmp_path: Path) -> None:
         model_on(painted()).learn(1, callback=other)
     with pytest.raises(KstepError):
         ksl().load(tmp_path / "missing")
+    # Another seed of an experiment, say, which the first one's slow encoder would teach.
+    with pytest.raises(KstepError, match="this KSLCallback belongs to another model: make a new"):
+        model_on(painted(), seed=1).learn(1, callback=callback)
+    callback.load(tmp_path / "x")
+    model_on(painted()).learn(1, callback=callback)
+    for options in ({"batch_size": 0}, {"shift": -1}, {"learning_rate": lambda left: left}):
+        with pytest.raises(KstepError, match=f"^{next(iter(options))} must be "):
+            ksl(**options)

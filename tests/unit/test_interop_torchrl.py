@@ -126,3 +126,18 @@ def test_flat_slices_are_refused_with_what_to_do() -> None:
 
 def test_it_is_the_public_loss_inside() -> None:
     assert isinstance(made().ksl, kstep.KSL)
+
+
+@pytest.mark.parametrize(
+    ("missing", "named"),
+    [
+        ("observation", "needs 'observation', and the TensorDict has 'action', "),
+        ("action", "needs 'action', and"),
+        (("next", "done"), r"needs \('next', 'done'\), and"),
+    ],
+)
+def test_a_missing_entry_is_named_with_those_that_there_are(missing: Any, named: str) -> None:
+    data = trajectories()
+    del data[missing]
+    with pytest.raises(KstepError, match=named):
+        made()(data)

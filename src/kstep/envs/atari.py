@@ -32,6 +32,8 @@ LIMIT = 108_000
 MOST_IDLE = 30
 FRAMES_PER_SECOND = 60.0
 SCREEN = (210, 160)
+NOT_FOR_ONE = ("combat", "joust", "maze_craze", "warlords")
+"""Games that come along and that no single player can load: ALE ends the process that tries."""
 NOTE = "the larger of the last two frames"
 
 
@@ -113,17 +115,22 @@ def _console(name: str, game: str) -> ale_py.ALEInterface:
     import ale_py
     from ale_py import roms
 
-    games = {rom.replace("_", ""): rom for rom in roms.get_all_rom_ids()}
-    if game.lower() not in games:
-        known = [rom.title().replace("_", "") for rom in games.values()]
-        raise KstepError(
-            f"{name} cannot be made: there is no game called {game!r}.{near(game, known)}"
-        )
+    games = {_spelled(rom): rom for rom in roms.get_all_rom_ids() if rom not in NOT_FOR_ONE}
+    if game not in games:
+        capitals = {own.lower(): own for own in games}
+        similar = capitals.get(game.lower())
+        meant = f" Did you mean {similar!r}?" if similar else near(game, games)
+        raise KstepError(f"{name} cannot be made: there is no game called {game!r}.{meant}")
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
     console = ale_py.ALEInterface()
     console.setFloat("repeat_action_probability", 0.0)
     console.setInt("random_seed", 0)  # nothing is left to chance
-    path = roms.get_rom_path(games[game.lower()])
+    path = roms.get_rom_path(games[game])
     assert path is not None  # it is one of those that are there
     console.loadROM(path)
     return console
+
+
+def _spelled(rom: str) -> str:
+    """Return the game's usual name, so that each has one: MsPacman for ms_pacman."""
+    return rom.title().replace("_", "")

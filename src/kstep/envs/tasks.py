@@ -109,7 +109,7 @@ ATARI_100K = (
     "atari:UpNDown",
 )
 """The 26 games that are compared after 100,000 decisions (Kaiser et al. 2019, arXiv:1903.00374).
-Any other game of the Arcade Learning Environment has such a name as well."""
+Any other game for one player of the Arcade Learning Environment has such a name as well."""
 
 ATARI_REPEAT = 4
 """Frames per decision."""

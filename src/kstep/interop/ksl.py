@@ -8,6 +8,7 @@ may have buffers. The encoder stays its owner's: it is copied once and is an arg
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from numbers import Integral
 
 import torch
@@ -65,6 +66,10 @@ class KSL(nn.Module):
         if not 0.0 <= ema_rate <= 1.0:
             raise KstepError(f"ema_rate must lie between 0 and 1, not {ema_rate!r}")
         self.ema_rate = ema_rate
+        if len(_sizes("transition_hidden", transition_hidden)) != 2:
+            raise KstepError(f"transition_hidden must be two sizes, not {transition_hidden!r}")
+        if projection_hidden is not None:
+            _size("projection_hidden", projection_hidden)
         config = ksl.KSLConfig(
             k=self.k,
             transition=ksl.DenseTransitionConfig(hidden=transition_hidden),
@@ -185,6 +190,12 @@ def _size(name: str, value: object) -> int:
     if not isinstance(value, Integral) or value < 1:  # NumPy's too, as spaces have them
         raise KstepError(f"{name} must be a whole number of at least 1, not {value!r}")
     return int(value)
+
+
+def _sizes(name: str, values: object) -> tuple[int, ...]:
+    if not isinstance(values, Sequence):
+        raise KstepError(f"{name} must be two sizes, not {values!r}")
+    return tuple(_size(name, value) for value in values)
 
 
 def _like(valid: Tensor, values: Tensor) -> Tensor:

@@ -75,10 +75,17 @@ class KSLCallback(BaseCallback):
         other arguments of `kstep.KSL`, such as `ema_rate`.
         """
         super().__init__(verbose)
+        if batch_size is not None and batch_size < 1:
+            raise KstepError(f"batch_size must be at least 1, not {batch_size!r}")
+        if shift < 0:
+            raise KstepError(f"shift must be at least 0, not {shift!r}")
+        if callable(learning_rate):
+            raise KstepError("learning_rate must be a number: KSL's stays as it is")
         self.k, self.batch_size, self.learning_rate = k, batch_size, learning_rate
         self.augment = Shift(pad=shift)
         self.actor, self.seed, self.heads = actor, seed, heads
         self.updates = 0
+        self.off_policy: OffPolicyAlgorithm
         self.parts: dict[str, Part] = {}
         self.optimizers = Optimizers({})
         self._saved: dict[str, Tensor] = {}
@@ -107,6 +114,11 @@ class KSLCallback(BaseCallback):
 
     def _init_callback(self) -> None:
         """Make the heads for a model; called at the beginning of every `model.learn`."""
+        if self.parts and not self._saved and self.model is not self.off_policy:
+            raise KstepError(
+                "this KSLCallback belongs to another model: make a new one for each; to continue "
+                "with what this one has learned, let the new one `load` what `save` wrote"
+            )
         state = self._saved or (self.state() if self.parts else {})
         self.off_policy = _supported(self.model)
         model = self.off_policy

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tensordict import NestedKey, TensorDict, TensorDictBase
-from torch import nn
+from torch import Tensor, nn
 from torchrl.objectives.common import AUTO_LOSS_MASK_KEYS, LossModule
 
 from kstep.errors import KstepError
@@ -66,7 +66,7 @@ class KSLLoss(LossModule):  # type: ignore[misc]
                 f"KSLLoss needs a TensorDict (B, k) with k = {k}, not {tuple(tensordict.shape)}; "
                 f"what a SliceSampler with slice_len={k} draws becomes one by .reshape(-1, {k})"
             )
-        first, action, following, done = (tensordict.get(key) for key in self.in_keys)
+        first, action, following, done = (self._read(tensordict, key) for key in self.in_keys)
         mask = self.ksl.mask_after(done.reshape(tensordict.shape))
         auto = self.loss_mask_key == "auto"
         for key in AUTO_LOSS_MASK_KEYS if auto else filter(None, [self.loss_mask_key]):
@@ -77,6 +77,17 @@ class KSLLoss(LossModule):  # type: ignore[misc]
         observations[:, 0], observations[:, 1:] = first[:, 0], following
         loss = self.ksl.loss(self.encoder, observations, action, mask)
         return TensorDict({"loss_ksl": loss})
+
+    @staticmethod
+    def _read(tensordict: TensorDictBase, key: NestedKey) -> Tensor:
+        found: Tensor | None = tensordict.get(key, default=None)
+        if found is None:
+            there = ", ".join(map(repr, tensordict.keys(include_nested=True, leaves_only=True)))
+            raise KstepError(
+                f"KSLLoss needs {key!r}, and the TensorDict has {there}: "
+                "loss.set_keys(observation=..., action=..., done=...) tells it other names"
+            )
+        return found
 
     def update_slow(self) -> None:
         """Move the slow copies, once per learning step; a `Trainer` can do so after each step:

@@ -119,9 +119,11 @@ def absent(
         if (who[spec.setting]["label"], spec.task, spec.seed) not in present
     ]
     if not missing:
-        return f"all {len(expected)} planned runs are in the table"
+        return f"all {len(expected)} planned runs have an evaluation at this mark"
     names = ", ".join(missing[:named]) + (", ..." if len(missing) > named else "")
-    return f"{len(missing)} of {len(expected)} planned runs are not in the table: {names}"
+    return (
+        f"{len(missing)} of {len(expected)} planned runs have no evaluation at this mark: {names}"
+    )
 
 
 def incomplete(found: Scores) -> str:

@@ -309,7 +309,7 @@ def improvements(table: Sequence[Row]) -> list[Row]:
                             "over": over,
                             "env_steps": mark,
                             "tasks": len(both),
-                            "percent": _percent([(own[task], rival[task]) for task in both]),
+                            "percent": improvement([(own[task], rival[task]) for task in both]),
                             "paper_percent": theirs,
                         }
                     )
@@ -324,11 +324,11 @@ def paper_improvement(over: str, mark: int, tasks: Iterable[str] = tuple(PLANET)
             rows = paper.cells(name, mark)
             found = [rows.get(task, {}) for task in tasks]
             if all(over in row for row in found):
-                return _percent([(row["ksl"].mean, row[over].mean) for row in found])
+                return improvement([(row["ksl"].mean, row[over].mean) for row in found])
     return float("nan")
 
 
-def _percent(pairs: Sequence[tuple[float, float]]) -> float:
+def improvement(pairs: Sequence[tuple[float, float]]) -> float:
     """Return the mean over tasks of how much the first is above the second; nan where that is
     meaningless because a return to improve on is not positive."""
     if not pairs or min(second for _, second in pairs) <= 0.0:

@@ -53,7 +53,8 @@ def show_plan(
     say(console, Text.assemble((sweep.name, "bold"), f" ({sweep.scale_name}): {sweep.title}"))
     for preset in sweep.presets:
         if preset != "paper":
-            say(console, f"preset {preset}: not the paper's sizes", "yellow")
+            of_some = " of some runs" if len(sweep.presets) > 1 else ""
+            say(console, f"preset {preset}{of_some}: not the paper's sizes", "yellow")
     for block in _grid(specs, statuses, console.width):
         console.print(block, crop=False)
     legend = [(f"  {symbol} {state}", colour) for state, (symbol, colour) in SYMBOLS.items()]
