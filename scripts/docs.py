@@ -26,6 +26,7 @@ from urllib.parse import unquote, urlsplit
 from latex2mathml.converter import convert
 
 import kstep
+from kstep import zoo
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
@@ -34,8 +35,8 @@ PAGES = {
     "CHANGELOG.md": "changelog.md",
     "SECURITY.md": "security.md",
     "src/kstep/native/README.md": "native.md",
-    "src/kstep/zoo/cartpole_swingup/README.md": "zoo/cartpole_swingup.md",
     "tests/authors/README.md": "authors_traces.md",
+    **{f"src/kstep/zoo/{name}/README.md": f"zoo/{name}.md" for name in zoo.agents()},
 }
 """Pages from outside docs/, and their places on the site."""
 LANGUAGES = {".py": "python", ".toml": "toml", ".sh": "sh", ".cpp": "cpp", ".h": "cpp", ".cff": ""}
