@@ -433,13 +433,13 @@ def costs(table: pl.DataFrame) -> str:
     first = timed.filter(pl.col("mark") == 0).select("digest", before="core_seconds")
     ends = timed.filter(pl.col("mark") == BUDGET).join(first, on="digest")
     what = ["method", "variant", "preset", "task", "seed", "processor", "commit"]
-    costs = (
+    per_decision = (
         (pl.col(name) / pl.col("decisions")).name.keep() for name in ("seconds", "core_seconds")
     )
     lines = [
         [f"`{method}`", *rest, f"{wall:.3f}", f"{core:.3f}", f"{before:.0f}"]
         for method, *rest, wall, core, before in ends.sort(what)
-        .select(*what[:-1], pl.col("commit").str.slice(0, 7), *costs, "before")
+        .select(*what[:-1], pl.col("commit").str.slice(0, 7), *per_decision, "before")
         .iter_rows()
     ]
     head = [*what, "seconds per decision", "core-seconds per decision"]
